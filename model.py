@@ -2,7 +2,7 @@
 
 Layers are torch modules of flame_rl/modules/; those that actors run are `LayerModule`s, which
 export themselves to NumPy. A network that you rearrange here, of the same layers, is still
-differentiated by hand; torch differentiates one with layers or methods of your own. A policy of
+trained by compiled code; torch trains one with layers or methods of your own. A policy of
 your own needs two methods: `outputs`, what losses see, and `snapshot`, what actors get; see
 flame_rl/modules/networks.py.
 """

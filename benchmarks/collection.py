@@ -48,7 +48,7 @@ from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.environments.mujoco_settings import stop_clock
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.backends.patience import Patience
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
 from flame_rl.wire.steps import step_columns
@@ -123,7 +123,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
     recorded = collect_episodes(snapshot, ask(min(episodes, 400), 0), plain)
     actions = recorded.actions
     backends = {
-        n: ProcessBackend(n, Patience(600, 10**9, 10**6), threading.Event()) for n in (1, 2)
+        n: ProcessBackend(n, Deadlines(600, 10**9, 10**6), threading.Event()) for n in (1, 2)
     }
     rows: dict[str, Callable[[int], int]] = {"bare": Bare(env_id, limit, actions)}
     if env_id != "CartPole-v1":

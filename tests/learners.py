@@ -83,18 +83,18 @@ def learner_of(continuous: bool, **options) -> Learner:
     return make_learner(spec_of(3, 2, continuous), **(plain | options))
 
 
-def by_hand_and_by_autograd(
+def compiled_and_by_autograd(
     network: TrainedNetwork, columns: Samples, observations: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each output, and then the gradient, of a network by hand and of the same one by autograd, for
-    random slopes of the outputs."""
+    """Each output, and then the gradient, of a compiled network and of the same one by autograd,
+    for random gradients of the outputs."""
     results = []
     for way in (network.network, AutogradNetwork(network.module)):
         forward = way.forward(columns | {"inputs": way.prepare(observations)})
-        slopes = np.random.default_rng(3)
-        of_outputs = [slopes.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
+        rng = np.random.default_rng(3)
+        of_outputs = [rng.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
         gradient = np.full_like(network.adam.gradient, np.nan)
-        forward.to_parameters(tuple(of_outputs), gradient)
+        forward.backward(tuple(of_outputs), gradient)
         results.append((*forward.outputs, gradient))
     return list(zip(*results, strict=True))
 

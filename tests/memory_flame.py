@@ -11,14 +11,11 @@ disk. The executor manager can be stopped; its node is then away, and tasks run 
 join, be lost, and be unable to install packages. On one that is away the scheduler of v0.6.0 places
 an executor all the same, before all others; it stays void, and is reserved for each session instead
 of another. Not imitated: patches in the cache, delays, resources other than cores.
-
-By hand: `python -m tests.memory_flame --executors 2`.
 """
 # ruff: noqa: N802 - gRPC names the methods
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
 import io
@@ -75,13 +72,16 @@ class ObjectCache(flight.FlightServerBase):
         """With the objects of the one `before`, if there was one."""
         super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
-        self.objects: dict[str, bytes] = before.objects if before else {}
-        # Which of those are Arrow tables, as a stream of Arrow's.
-        self._tables: set[str] = before._tables if before else set()
-        # Of every package ever uploaded, what its files hold by their names; b"" for a folder.
-        self.packages: dict[str, dict[str, bytes]] = before.packages if before else {}
-        self._versions: dict[str, int] = before._versions if before else {}
         self.lock = threading.Lock()
+        self.objects: dict[str, bytes] = {}
+        # Which of those are Arrow tables, as a stream of Arrow's.
+        self._tables: set[str] = set()
+        # Of every package ever uploaded, what its files hold by their names; b"" for a folder.
+        self.packages: dict[str, dict[str, bytes]] = {}
+        self._versions: dict[str, int] = {}
+        if before is not None:
+            for name in ("objects", "_tables", "packages", "_versions"):
+                setattr(self, name, getattr(before, name))
 
     def do_put(self, context, descriptor, reader, writer) -> None:
         """A prefix gets a new key; a full key is replaced. A file comes in several rows."""
@@ -227,8 +227,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
     def RegisterApplication(self, request, context) -> pb.Result:
         with self.changed:
             if request.name in self.applications:
-                text = f"Application '{request.name}' already exists"
-                return pb.Result(return_code=-1, message=text)
+                return _refused(f"Application '{request.name}' already exists")
             self.applications[request.name] = pb.Application(
                 metadata=pb.Metadata(id=request.name, name=request.name),
                 spec=request.application,
@@ -240,13 +239,11 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """Refused while a session is open; forgets the closed ones."""
         with self.changed:
             if request.name not in self.applications:
-                text = f"Failed to delete application '{request.name}': No such file or directory"
-                return pb.Result(return_code=-1, message=text)
+                return _refused(f"Failed to delete application '{request.name}': No such file")
             every = self.sessions.values()
             sessions = [s for s in every if s.message.spec.application == request.name]
             if any(session.open for session in sessions):
-                text = f"Cannot unregister application '{request.name}': has open sessions"
-                return pb.Result(return_code=-1, message=text)
+                return _refused(f"Cannot unregister '{request.name}': has open sessions")
             del self.applications[request.name]
             for session in sessions:
                 del self.sessions[session.id]
@@ -284,9 +281,6 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
 
     def CreateSession(self, request, context) -> pb.Session:
         with self.changed:
-            if request.session_id in self.sessions:
-                text = f"Session '{request.session_id}' already exists"
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
             if request.session.application not in self.applications:
                 text = f"Application {request.session.application} not found"
                 context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -320,8 +314,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             session.pending.extend(session.queued_again)
             session.queued_again.clear()
             while session.pending:
-                task = session.pending.popleft()
-                self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
+                self._set_state(session.pending.popleft(), pb.TaskState.Cancelled)
             session.message.status.state = pb.SessionState.Closed
             session.message.status.completion_time = _now()
             self.changed.notify_all()
@@ -352,7 +345,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             session.queued_again.clear()
             session.pending.append(task)
             session.counts["Pending"] += 1
-            self._set_state(task, pb.TaskState.Pending, "Task was created with state <Pending>")
+            self._set_state(task, pb.TaskState.Pending)
             self.on_pending()
             return _copy(task.message)
 
@@ -364,11 +357,6 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             message = _copy(task.message)
             message.status.events.extend(task.events)
             return message
-
-    def ListTask(self, request, context) -> Iterator[pb.Task]:
-        with self.changed:
-            tasks = self._session(request.session_id, context).tasks.values()
-            return iter([_copy(task.message) for task in tasks])
 
     def WatchTask(self, request, context) -> Iterator[pb.Task]:
         """Every change of state from now on, without events; at once if it is finished.
@@ -400,8 +388,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             while session.open and node.ready and not self.stopping:
                 if session.pending:
                     task = session.pending.popleft()
-                    text = "Task state was updated to <Running>"
-                    self._set_state(task, pb.TaskState.Running, text)
+                    self._set_state(task, pb.TaskState.Running)
                     return task
                 self.changed.wait()
         return None
@@ -410,10 +397,12 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """A task whose executor is gone."""
         with self.changed:
             if task.session.open and task.state == pb.TaskState.Running:
-                self._set_state(task, pb.TaskState.Pending, "Task was retried")
+                self._set_state(task, pb.TaskState.Pending)
                 task.session.queued_again.append(task)
 
-    def finish(self, task: Task, state: int, message: str, output: bytes | None = None) -> None:
+    def finish(
+        self, task: Task, state: int, message: str = "", output: bytes | None = None
+    ) -> None:
         with self.changed:
             if output is not None:
                 task.message.spec.output = output
@@ -428,24 +417,18 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         with self.changed:
             session.failed_bindings += 1
             events = session.message.status.events
-            message = (
-                f"Executor <{executor}> on node <{node}> failed to bind session with "
-                f"return_code <1>: {reason}"
-            )
+            where = f"Executor <{executor}> on node <{node}>"
+            message = f"{where} failed to bind session with return_code <1>: {reason}"
             events.append(_event(_BINDING_FAILED, message))
             if session.failed_bindings == _BINDING_ATTEMPTS:
-                tried = f"{_BINDING_ATTEMPTS}/{_BINDING_ATTEMPTS}"
-                message = (
-                    f"Session retry limit reached after {tried} failed attempts; new executor "
-                    "assignment is paused for this session; existing executors are unchanged."
-                )
+                message = "Session retry limit reached after 5/5 failed attempts"
                 events.append(_event(_GAVE_UP, message))
 
     def notify(self) -> None:
         with self.changed:
             self.changed.notify_all()
 
-    def _set_state(self, task: Task, state: int, message: str) -> None:
+    def _set_state(self, task: Task, state: int, message: str = "") -> None:
         counts = task.session.counts
         counts[pb.TaskState.Name(task.state)] -= 1
         counts[pb.TaskState.Name(state)] += 1
@@ -612,8 +595,7 @@ class Executor(threading.Thread):
             self._flame.manager.finish(task, pb.TaskState.Failed, result.message)
         else:
             self._flame.on_result(bson.decode(result.output)["key"])
-            text = "Task was completed with state <Succeed>"
-            self._flame.manager.finish(task, pb.TaskState.Succeed, text, result.output)
+            self._flame.manager.finish(task, pb.TaskState.Succeed, output=result.output)
 
     def _end_worker(self) -> None:
         """SIGTERM to the group, which its own children in other groups do not get."""
@@ -705,34 +687,34 @@ class MemoryFlame:
 
     def lose_node(self, name: str) -> None:
         """All that runs there ends, and nobody tells the session manager."""
-        with self.manager.changed:
-            self.manager.nodes[name].state = pb.NodeState.Unknown
-            workers = [e.worker for e in self.manager.executors if e.node == name and e.worker]
-            self.manager.changed.notify_all()
-        for worker in workers:
+        self._set_state(name, pb.NodeState.Unknown)
+        for worker in [e.worker for e in self.manager.executors if e.node == name and e.worker]:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
 
+    def _set_state(self, name: str, state: int) -> None:
+        with self.manager.changed:
+            self.manager.nodes[name].state = state
+            self.manager.changed.notify_all()
+
     def pause_node(self, name: str) -> None:
         """It is away, and nothing there runs for the time being."""
-        self._stop_or_go_on(name, signal.SIGSTOP)
-        with self.manager.changed:
-            self.manager.nodes[name].state = pb.NodeState.Unknown
-            self.manager.changed.notify_all()
+        self._signal(name, signal.SIGSTOP)
+        self._set_state(name, pb.NodeState.Unknown)
 
     def resume_node(self, name: str) -> None:
         """What was paused goes on, and the node is ready."""
-        with self.manager.changed:
-            self.manager.nodes[name].state = pb.NodeState.Ready
-            self.manager.changed.notify_all()
-        self._stop_or_go_on(name, signal.SIGCONT)
+        self._set_state(name, pb.NodeState.Ready)
+        self._signal(name, signal.SIGCONT)
 
-    def _stop_or_go_on(self, name: str, number: int) -> None:
+    def _signal(self, name: str, number: int) -> None:
+        """To all that runs on the node."""
         for worker in self.workers_of[name]:
-            if worker.poll() is None:
-                leader = psutil.Process(worker.pid)
-                for process in [leader, *leader.children(recursive=True)]:
-                    process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if worker.poll() is None:
+                    leader = psutil.Process(worker.pid)
+                    for process in [leader, *leader.children(recursive=True)]:
+                        process.send_signal(number)
 
     def give_up_node(self, name: str) -> None:
         """As Flame does with a lost one after half a minute: it forgets what was there. Whatever
@@ -756,12 +738,8 @@ class MemoryFlame:
             self.manager.stopping = True
             self.manager.changed.notify_all()
             executors = list(self.manager.executors)
-        for started in [each for workers in self.workers_of.values() for each in workers]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if started.poll() is None:
-                    worker = psutil.Process(started.pid)
-                    for process in [worker, *worker.children(recursive=True)]:
-                        process.kill()
+        for name in list(self.workers_of):
+            self._signal(name, signal.SIGKILL)
         for executor in executors:
             if not executor.void:
                 executor.join()
@@ -936,6 +914,10 @@ def _open_package(data: bytes) -> tarfile.TarFile:
     return tarfile.open(fileobj=io.BytesIO(data))
 
 
+def _refused(message: str) -> pb.Result:
+    return pb.Result(return_code=-1, message=message)
+
+
 def _copy(message: pb.Task) -> pb.Task:
     """Frozen as it is now: an answer is serialized after the lock is released."""
     copy = pb.Task()
@@ -949,20 +931,3 @@ def _event(code: int, message: str) -> pb.Event:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve an in-memory Flame until Ctrl-C.")
-    parser.add_argument("--executors", type=int, default=2)
-    arguments = parser.parse_args()
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    with MemoryFlame(arguments.executors) as flame:
-        for name, value in flame.environment.items():
-            print(f"export {name}={value}", flush=True)
-        ended.wait()
-
-
-if __name__ == "__main__":
-    main()

@@ -9,20 +9,19 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class Listener(Protocol):
-    """Is told by a backend what a person should know while episodes are awaited."""
+    """Receives what a person should know while episodes are awaited."""
 
     def say(self, text: str) -> None:
         """Something happened."""
         ...
 
     def waiting(self, text: str) -> None:
-        """What the run waits for, as of now; "" once it does not wait any more."""
+        """What the run waits for now; "" once it waits no longer."""
         ...
 
     def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
-        """That many of the request's episodes have been played, in that many env steps; called a
-        few times a second by the thread that collects. What several agents play together is an
-        episode of each."""
+        """Episodes and env steps of the request that have been played so far; called a few times
+        a second by the collecting thread. Each of several agents has an episode of its own."""
         ...
 
 
@@ -30,8 +29,7 @@ class Backend(Protocol):
     """What the training loop requires of a backend.
 
     Attributes:
-        listener: told how many episodes have come, and what a cluster is waited for; None: nobody
-            is.
+        listener: receives progress, and what a cluster is waited for; None: nobody does.
     """
 
     listener: Listener | None
@@ -39,8 +37,8 @@ class Backend(Protocol):
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the environment's spaces and choose its simulator.
 
-        Raises UsageError if the environment or its simulator cannot be made, or its spaces are of
-        an unsupported kind.
+        Raises UsageError if the environment or its simulator cannot be made, or a space is of an
+        unsupported kind.
         """
         ...
 

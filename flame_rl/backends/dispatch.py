@@ -14,13 +14,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Worker
-from flame_rl.backends.shares import Shares
-from flame_rl.backends.tasks import Task, Tasks
+from flame_rl.backends.tasks import Task, Tasks, TaskSizes
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
@@ -30,7 +27,6 @@ from flame_rl.wire.messages import (
     Environment,
     EnvironmentSpec,
     Episodes,
-    FailureKind,
     PolicySnapshot,
     concatenate,
 )
@@ -96,7 +92,7 @@ def gather(
     snapshot: PolicySnapshot,
     request: CollectRequest,
     transport: Transport,
-    shares: Shares,
+    sizes: TaskSizes,
     stop: threading.Event,
     listener: Listener | None = None,
 ) -> Collected:
@@ -104,14 +100,14 @@ def gather(
 
     The split changes no result: every episode is a function of its index. The episodes of a failed
     task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run. Near
-    the end, what is late is asked for twice, and the first answer counts: tasks may be on their way
-    afterwards, which nobody waits for, and whose futures are cancelled.
+    the end, what is late is asked for twice, and the first answer counts: nobody waits for tasks
+    that are still in flight afterwards, and their futures are cancelled.
 
     Args:
         snapshot: the policy that acts.
         request: names all episodes to collect.
         transport: sends the tasks.
-        shares: sizes them, and learns how long they took.
+        sizes: splits the request, and learns how long that took.
         stop: ends the wait when it is set.
         listener: told how many episodes have been played; None: nobody is.
 
@@ -120,14 +116,12 @@ def gather(
     """
     refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
-    count = len(request.indices)
-    tasks = Tasks(request, shares.of(count), shares.workers, transport.in_flight)
+    count, agents = len(request.indices), request.agents
+    tasks = Tasks(request, sizes.split(count), sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[Episodes] = []
-    bytes_out = bytes_in = retries = deaths = 0
+    episodes = steps = bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
-    come = np.zeros(2, np.int64)  # episodes and env steps
-    most = np.array([count * request.agents, np.iinfo(np.int64).max])
     while not tasks.complete:
         while (task := tasks.next(time.perf_counter())) is not None:
             data = codec.encode_request(task.request)
@@ -147,34 +141,35 @@ def gather(
             task = running.pop(future)
             answer, size = _read_answer(future, task.request)
             bytes_in += size
-            if not isinstance(answer, CollectFailure):
+            if isinstance(answer, Episodes):
                 for run in tasks.answered(task, now):
-                    k = request.agents
-                    answers.append(answer.between(run.start * k, run.stop * k))
-                    come += len(answers[-1]), answers[-1].steps
+                    answers.append(answer.between(run.start * agents, run.stop * agents))
+                    episodes += len(answers[-1])
+                    steps += answers[-1].steps
                 deaths = 0
                 continue
             retries += 1
             missing = tasks.failed(task, now)
+            again = [replace(task, request=replace(task.request, indices=missing))]
+            # Neither of the first two is the episodes' doing, nor an attempt of theirs.
             if answer.kind == "start":
-                # Not the episodes' doing, so that it is no attempt of theirs.
                 deaths += 1
-                _refuse_deaths(deaths, answer)
-                again = _once_more(task, missing)
+                _end_after_deaths(deaths, answer)
             elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
-                again = _once_more(task, missing)
             else:
+                again = _one_by_one(task, missing, answer, transport.unusable)
+            if missing:
                 # Next in line, so that an environment that always fails soon ends the run.
-                again = _retries_of(task, missing, answer, transport.unusable)
-            tasks.retry(again)
-        tell(listener, request, *np.minimum(come + transport.played(), most))
+                tasks.retry(again)
+        more_episodes, more_steps = transport.played()
+        tell(listener, request, min(episodes + more_episodes, count * agents), steps + more_steps)
     for future in running:
         future.cancel()
     seconds = time.perf_counter() - started
-    shares.took(count, seconds, tasks.paces)
+    sizes.learn(count, seconds, tasks.paces)
     # Each answer holds consecutive episodes of the request.
-    answers.sort(key=lambda episodes: episodes.index[0])
+    answers.sort(key=lambda answer: answer.index[0])
     return Collected(concatenate(answers), bytes_out, bytes_in, waiting, seconds, retries)
 
 
@@ -182,7 +177,7 @@ def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_
     """Tell a listener, which may fail, how much of the request has been played."""
     if listener is not None:
         with contextlib.suppress(Exception):
-            listener.collecting(request, int(episodes), int(env_steps))
+            listener.collecting(request, episodes, env_steps)
 
 
 def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
@@ -196,20 +191,11 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
-def _once_more(task: Task, missing: tuple[int, ...]) -> list[Task]:
-    """The task, of those of its episodes that are missing."""
-    return [replace(task, request=replace(task.request, indices=missing))] if missing else []
-
-
-def _retries_of(
+def _one_by_one(
     task: Task, missing: tuple[int, ...], failure: CollectFailure, unusable: str
 ) -> list[Task]:
-    """The tasks that replace a failed one: its episodes that are missing, one by one, so that a bad
-    one is found.
-
-    Raises:
-        UsageError, RunError: no attempt is left, or another one would fail alike.
-    """
+    """A task for each missing episode of a failed one, so that a bad episode is found. Raises
+    UsageError or RunError if no attempt is left, or another one would fail alike."""
     if failure.kind == "environment":
         error = UsageError(explain(failure))
         if unusable:
@@ -235,7 +221,7 @@ def _retries_of(
 def describe_by(
     worker: Worker, environment: Environment, deadline: float, stop: threading.Event
 ) -> EnvironmentSpec:
-    """The environment's description by a worker, which may take `deadline` seconds. Raises as
+    """The environment's description by a worker, within `deadline` seconds. Raises as
     `Backend.describe` does, RunError if the worker dies each time, Interrupted if the user asked to
     stop."""
     for deaths in itertools.count(1):
@@ -247,11 +233,11 @@ def describe_by(
             return answer
         if answer.kind != "start":
             raise UsageError(explain(answer) + known_here_alone(answer))
-        _refuse_deaths(deaths, answer)
+        _end_after_deaths(deaths, answer)
 
 
-def _refuse_deaths(deaths: int, failure: CollectFailure) -> None:
-    """Raise RunError where so many workers, one after another, died before they began to play."""
+def _end_after_deaths(deaths: int, failure: CollectFailure) -> None:
+    """Raise RunError after too many deaths of workers, one after another, before they played."""
     if deaths >= MAX_DEATHS:
         raise RunError(
             f"{deaths} worker processes, one after another, died before they began to play; memory "
@@ -271,13 +257,13 @@ def explain(failure: CollectFailure) -> str:
 def _read_answer(
     future: Future[Buffer], request: CollectRequest
 ) -> tuple[Episodes | CollectFailure, int]:
-    kind: FailureKind = "transport"
+    """The decoded answer and its bytes. Whatever is raised fails this task alone."""
+    kind = "transport"
     try:
         data = future.result()
         kind = "garbled"
         return codec.decode_result(data, request), len(data)
     except Exception as error:
-        # Whatever a transport raises fails this task alone, which is tried again.
         message = f"{type(error).__name__}: {error}"
         env_id = request.environment.env_id
         return CollectFailure(kind, message, env_id, iteration=request.iteration), 0

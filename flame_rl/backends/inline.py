@@ -12,7 +12,7 @@ from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import close_within
@@ -57,10 +57,9 @@ class InlineBackend:
         with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
             transport = Transport(submit, in_flight=1)
-            return gather(snapshot, request, transport, Shares(1), self._stop, self.listener)
+            return gather(snapshot, request, transport, TaskSizes(1), self._stop, self.listener)
 
     def close(self) -> None:
-        if self._simulator is None:
-            return
-        simulator, self._simulator = self._simulator, None
-        close_within(CLOSE_SECONDS, simulator.close)
+        if self._simulator is not None:
+            simulator, self._simulator = self._simulator, None
+            close_within(CLOSE_SECONDS, simulator.close)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import Collected, Transport, describe_by, gather
-from flame_rl.backends.patience import Patience
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import warn
 from flame_rl.wire import codec
@@ -20,19 +21,20 @@ from flame_rl.wire.packing import Buffer
 
 
 class ProcessBackend:
-    """See `Backend`.
+    """Plays episodes in worker processes.
 
     Attributes:
-        shares: decides how many episodes each task has.
+        sizes: the number of episodes in each task.
+        deadlines: how long a task may take.
     """
 
-    def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
+    def __init__(self, workers: int, deadlines: Deadlines, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
         self.listener = None
-        self._patience = patience
+        self.deadlines = deadlines
+        self.sizes = TaskSizes(workers)
         self._stop = stop
         self._workers = [Worker(warn) for _ in range(workers)]
-        self.shares = Shares(workers)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         try:
             for worker in self._workers:
@@ -46,7 +48,7 @@ class ProcessBackend:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
-        deadline = self._patience.limits().deadline
+        deadline = self.deadlines.limits().deadline
         return describe_by(self._workers[0], environment, deadline, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
@@ -57,26 +59,23 @@ class ProcessBackend:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
-                limits = self._patience.limits(episodes)
+                limits = self.deadlines.limits(episodes)
                 answer = worker.collect(encoded, data, limits, over.is_set)
-                self._patience.learn(limits, time.monotonic() - began, answer)
+                self.deadlines.learn(limits, time.monotonic() - began, answer)
                 return answer
             finally:
                 self._idle.put(worker)
 
-        def submit(data: bytes, episodes: int) -> Future[Buffer]:
-            return self._threads.submit(run, data, episodes)
-
         workers = len(self._workers)
         transport = Transport(
-            submit,
+            partial(self._threads.submit, run),
             in_flight=workers + 1,
             played=self._played,
             unusable="It was made once before: where only one can exist, --workers 1 --slots 1 "
             "makes no other",
         )
         try:
-            collected = gather(snapshot, request, transport, self.shares, self._stop, self.listener)
+            collected = gather(snapshot, request, transport, self.sizes, self._stop, self.listener)
         finally:
             over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.
@@ -91,6 +90,6 @@ class ProcessBackend:
         self._threads.shutdown(cancel_futures=True)
 
     def _close_workers(self) -> None:
-        # Side by side: each may take as long as its environments do.
+        # In parallel: each may take as long as its environments do.
         with ThreadPoolExecutor(len(self._workers)) as threads:
             list(threads.map(Worker.close, self._workers))

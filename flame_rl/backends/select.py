@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from flame_rl.backends import Backend
-from flame_rl.backends.patience import Patience
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import CALLABLE
 from flame_rl.system.errors import UsageError
@@ -41,14 +41,17 @@ def collects_elsewhere(config: TrainConfig) -> bool:
     return is_distributed(config) or local_workers(config) > 0
 
 
-def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
-    """Start the backend. Raises UsageError or RunError if that cannot be done.
+def local_workers(config: TrainConfig) -> int:
+    """The number of worker processes on this machine: as set, or one per core."""
+    if config.output.reproduce is not None or not isinstance(config.experiment.env, str):
+        return 0
+    workers = config.execution.workers
+    return available_cores() if workers is None else workers
 
-    Args:
-        config: gives the environment, whose module is sent to a cluster, the number of workers on
-            this machine, and their time limits.
-        stop: set by the caller when the user asks to stop.
-    """
+
+def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
+    """Start the backend, which ends its waits once `stop` is set. Raises UsageError or RunError if
+    that cannot be done."""
     distributed = is_distributed(config)
     env, execution = config.experiment.env, config.execution
     if not isinstance(env, str) and (distributed or execution.workers):
@@ -58,40 +61,24 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
             "workers=0). For worker processes or a cluster, register the environment in a module "
             "and name it as module:EnvId"
         )
-    patience = Patience(
-        execution.task_timeout,
-        execution.worker_episodes,
-        execution.worker_megabytes,
-        execution.workers_per_executor if distributed else 1,
-    )
-    # Imported here because each is heavy and a run needs one: flamepy takes a second.
+    limits = execution.task_timeout, execution.worker_episodes, execution.worker_megabytes
     if distributed:
+        # Imported here, as a run needs one backend: flamepy takes a second.
         from flame_rl.backends.flame.backend import FlameBackend
-        from flame_rl.backends.flame.room import Wish
+        from flame_rl.backends.flame.cluster import ExecutorRequest
 
-        played = Environment(env, wrapper=config.experiment.wrapper)
         return FlameBackend(
-            played,
-            patience,
+            Environment(env, wrapper=config.experiment.wrapper),
+            Deadlines(*limits, execution.workers_per_executor),
             execution.cluster_patience,
             stop,
-            Wish(execution.executors, execution.workers_per_executor),
+            ExecutorRequest(execution.executors, execution.workers_per_executor),
             install=execution.executor_packages == "install",
         )
-    workers = local_workers(config)
-    if workers == 0:
-        from flame_rl.backends.inline import InlineBackend
+    if workers := local_workers(config):
+        from flame_rl.backends.processes import ProcessBackend
 
-        return InlineBackend(stop)
-    from flame_rl.backends.processes import ProcessBackend
+        return ProcessBackend(workers, Deadlines(*limits), stop)
+    from flame_rl.backends.inline import InlineBackend
 
-    return ProcessBackend(workers, patience, stop)
-
-
-def local_workers(config: TrainConfig) -> int:
-    """The number of worker processes on this machine: as set, or one per core."""
-    if config.output.reproduce is not None or not isinstance(config.experiment.env, str):
-        return 0
-    if config.execution.workers is not None:
-        return config.execution.workers
-    return available_cores()
+    return InlineBackend(stop)

@@ -1,4 +1,5 @@
-"""The tasks of one request: which comes next, what is sent twice, which answers count."""
+"""The tasks of a request: how large they are, which comes next, what is sent twice, which answers
+count."""
 
 from __future__ import annotations
 
@@ -11,14 +12,98 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flame_rl.backends.shares import TASK_SECONDS
 from flame_rl.wire.messages import CollectRequest
 
-# A task is late after this many times the seconds that it should take, and after `TASK_SECONDS`
-# more than those: a shorter wait is not worth another task.
+# A task of this length takes far longer than sending it, and the wait for the last one is short.
+TASK_SECONDS = 0.25
+# On a cluster, a task costs the learner half of this: to send and watch it, fetch and delete its
+# answer. The learner keeps N workers busy if a task takes at least N times this.
+LEARNER_SECONDS = 0.01
+# The fraction of the episodes that many workers keep back for those that finish first. One worker
+# waits for no other, and two do not wait long for each other.
+KEPT_BACK = 0.2
+# Nothing is kept back if a worker's part of it would be less than this fraction of a task worth
+# sending: few episodes side by side take nearly as long as many.
+LEAST_KEPT_BACK = 0.15
+# A worker is slow if it has less than this fraction of the mean speed. Below it, tasks are sized so
+# that the slowest plays one in an iteration.
+UNEVEN = 0.75
+# A task is late after this many times its expected seconds, and at least `TASK_SECONDS` more: a
+# shorter wait is not worth another task.
 LATE = 1.5
-# Of how many answered tasks the typical duration is known.
+# The number of answered tasks from which the typical duration is known.
 _REMEMBERED = 64
+
+
+class TaskSizes:
+    """Sizes the tasks of each iteration by what an episode cost in the last one.
+
+    First every worker gets one large task, in which it steps many episodes side by side. Workers
+    that finish share the rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of
+    about `TASK_SECONDS`, or longer if the learner could not keep up. Where one is much slower than
+    the others, a large task is what it can play in the whole iteration; the others take more of
+    the small ones. No result depends on it.
+
+    Attributes:
+        workers: their number, which may change between iterations.
+    """
+
+    def __init__(self, workers: int, together: int = 1) -> None:
+        """`together`: the number of processes in each worker, which play as many episodes in the
+        time of one."""
+        self.workers = workers
+        self._together = together
+        # Of as many episodes as are played together.
+        self._episode_seconds = math.inf
+        # The speed of the slowest worker over the mean speed; 1 where it is not much slower.
+        self._slowest = 1.0
+
+    def split(self, episodes: int) -> list[int]:
+        """The number of episodes in each task of an iteration, in the order of sending."""
+        sizes = [size * self._together for size in self._split_groups(self._groups(episodes))]
+        sizes[-1] -= sum(sizes) - episodes
+        return sizes
+
+    def _groups(self, episodes: int) -> int:
+        return math.ceil(episodes / self._together)
+
+    def _split_groups(self, episodes: int) -> list[int]:
+        workers = self.workers
+        worth_sending = max(TASK_SECONDS, LEARNER_SECONDS * workers) / self._episode_seconds
+        kept_back = episodes * max(KEPT_BACK * (1 - 1 / workers) ** 2, 1 - self._slowest)
+        large = int((episodes - kept_back) / workers)
+        tasks, limit = [], math.inf
+        if large > worth_sending and kept_back >= workers * worth_sending * LEAST_KEPT_BACK:
+            tasks, limit = [large] * workers, worth_sending
+        elif self._slowest < 1:
+            limit = min(worth_sending, max(1, large))
+        rest = episodes - sum(tasks)
+        small = max(1, int(min(limit, rest / workers)))
+        # As many tasks for each worker, so that none is idle.
+        count = min(rest, workers * math.ceil(rest / (workers * small)))
+        return tasks + [rest // count + (i < rest % count) for i in range(count)]
+
+    def learn(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
+        """Note how long an iteration's episodes took, with all workers busy, and the seconds that
+        each worker took for an episode of its first task; see `Tasks.paces`."""
+        groups = self._groups(episodes)
+        self._episode_seconds = seconds * self.workers / groups
+        if paces:
+            paces = [pace * self._together for pace in paces]
+            self._slowest = self._slowest_of(paces, groups / self.workers)
+            if self._slowest < 1:
+                self._episode_seconds = statistics.median(paces)
+
+    def _slowest_of(self, paces: Sequence[float], share: float) -> float:
+        """The speed of the slowest worker over the mean speed; 1 where equal tasks, of `share`
+        episodes, end together."""
+        slowest = max(paces)
+        if (slowest - statistics.median(paces)) * share < TASK_SECONDS:
+            return 1.0
+        if math.isinf(slowest):
+            return self._slowest / 2  # it may finish one of half the size
+        ratio = len(paces) / slowest / sum(1 / pace for pace in paces)
+        return ratio if ratio < UNEVEN else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +122,9 @@ class Task:
 class Tasks:
     """Decides what is sent when; knows no clock, no transport and no answer's content.
 
-    Workers take the tasks in the order in which these are sent, and each plays one at a time. Once
-    all are sent and a worker has nothing to do, the end of what is late is asked for again, in
-    tasks that get smaller, each episode at most twice at a time; the first answer counts.
+    Workers take the tasks in the order of sending, and each plays one at a time. Once all are sent
+    and a worker has nothing to do, the end of what is late is asked for again, in tasks that get
+    smaller, each episode at most twice at a time; the first answer counts.
     """
 
     def __init__(
@@ -57,15 +142,15 @@ class Tasks:
         self._in_flight = in_flight
         self._place = {index: place for place, index in enumerate(request.indices)}
         self._missing = np.ones(len(request.indices), bool)
-        # In how many tasks, waiting or sent, each episode is.
+        # The number of tasks, waiting or sent, that each episode is in.
         self._copies = np.zeros(len(request.indices), np.int64)
-        # A stack: the first task is at the end.
+        ends = itertools.accumulate(sizes, initial=0)
+        parts = [request.indices[start:stop] for start, stop in itertools.pairwise(ends)]
+        # A stack: the next task is at the end.
         self._waiting: list[Task] = []
-        ends = list(itertools.accumulate(sizes))
-        for start, stop in list(itertools.pairwise([0, *ends]))[::-1]:
-            self._add(Task(replace(request, indices=request.indices[start:stop])))
+        self.retry([Task(replace(request, indices=part)) for part in parts])
         self._first = self._waiting[-workers:][::-1]
-        # The tasks on their way, in the order in which they were sent, and when each began.
+        # The tasks in flight, in the order of sending, and when each began.
         self._sent: dict[Task, float | None] = {}
         self._paces: dict[Task, float] = {}
         self._typical: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
@@ -117,30 +202,27 @@ class Tasks:
     def retry(self, tasks: Sequence[Task]) -> None:
         """These come next, the first of them first."""
         for task in reversed(tasks):
-            self._add(task)
-
-    def _add(self, task: Task) -> None:
-        self._waiting.append(task)
-        self._copies[self._places(task)] += 1
+            self._waiting.append(task)
+            self._copies[self._places(task)] += 1
 
     def _places(self, task: Task) -> np.ndarray:
         return np.array([self._place[index] for index in task.request.indices], np.int64)
 
     def _remove(self, task: Task, now: float) -> float:
-        """It is not on its way any more; returns when it began."""
+        """Take a task that is no longer in flight; returns when it began."""
         began = self._sent.pop(task)
         self._copies[self._places(task)] -= 1
         self._begin(now)
         return now if began is None else began
 
     def _begin(self, now: float) -> None:
-        """As many of the tasks sent as there are workers are being played."""
+        """The workers play the first tasks sent, one each."""
         for task, began in itertools.islice(self._sent.items(), self._workers):
             if began is None:
                 self._sent[task] = now
 
     def _late(self, now: float) -> Task | None:
-        """The end of that late task of which most is left."""
+        """The end of the late task of which most is left."""
         most: list[int] = []
         attempt = 1
         for task, began in self._sent.items():
@@ -160,6 +242,6 @@ class Tasks:
         return task
 
     def _expected(self, count: int) -> float:
-        """The seconds that a task of so many episodes typically takes; infinite if unknown."""
+        """The typical seconds of a task of this number of episodes; infinite if unknown."""
         known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
         return statistics.median(known) if known else math.inf

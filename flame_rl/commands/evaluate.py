@@ -106,6 +106,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 def _run(command: EvaluateCommand, changes: dict[str, object], stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
+    from flame_rl.run.trainer import Trainer
 
     changes = changes | {"environment": command.environment}
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:

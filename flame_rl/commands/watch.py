@@ -65,7 +65,7 @@ def watch(arguments: Sequence[str]) -> int:
 
 def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's return."""
-    from flame_rl.report.bar import LateBar
+    from flame_rl.report.bar import FilmBar
     from flame_rl.tools.watching import show
 
     with _load(command, stop) as trainer:
@@ -76,7 +76,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
         say(headline(trainer, count, command.explore))
         limit = trainer.spec.time_limit
         steps = None if limit is None else limit * command.episodes
-        with LateBar(steps) as bar:
+        with FilmBar(steps) as bar:
             # A window shows by itself that something happens.
             on_step = (lambda: None) if command.video is None else bar.advance
             snapshot = trainer.learner.snapshot()

@@ -46,7 +46,8 @@ class Dense(LayerModule, nn.Linear):
 
     def arrays(self) -> dict[str, Tensor]:
         # torch keeps [outputs, inputs]; the actors multiply from the left.
-        return {"weight": self.weight.T, "bias": self.bias}
+        bias = self.weight.new_zeros(self.out_features) if self.bias is None else self.bias
+        return {"weight": self.weight.T, "bias": bias}
 
 
 class Select(LayerModule):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,9 +15,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
-
-# Quicker work shows no bar.
-SHOWN_AFTER_SECONDS = 2.0
 
 
 class RunBar:
@@ -62,15 +58,13 @@ class RunBar:
         self._live.stop()
 
 
-class LateBar:
-    """A context: on a terminal, a bar for a film that appears after two seconds and is removed at
-    the end. Elsewhere nothing, so that a pipe gets the printed lines alone."""
+class FilmBar:
+    """A context: on a terminal, a bar for a film, which is removed at the end. Elsewhere nothing,
+    so that a pipe gets the printed lines alone."""
 
     def __init__(self, total: int | None) -> None:
         """`total` is the number of env steps; None: unknown."""
-        self._show_at = time.monotonic() + SHOWN_AFTER_SECONDS
-        self._terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._shown, self._total = False, total
+        self._total = total
         self._progress = Progress(
             TextColumn("Drawing"),
             BarColumn(),
@@ -78,22 +72,20 @@ class LateBar:
             TextColumn("env steps"),
             TimeRemainingColumn(),
             transient=True,
+            disable=sys.stdout is None or not sys.stdout.isatty(),
         )
         self._task = self._progress.add_task("", total=total)
 
-    def __enter__(self) -> LateBar:
+    def __enter__(self) -> FilmBar:
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._progress.stop()
+        self._progress.stop()
 
     def advance(self) -> None:
         """One env step is drawn."""
         self._progress.advance(self._task)
-        if self._terminal and not self._shown and time.monotonic() >= self._show_at:
-            self._shown = True
-            self._progress.start()
 
     def shorten(self, steps: int) -> None:
         """That many env steps turned out not to be needed."""

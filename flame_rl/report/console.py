@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 from flame_rl.report.header import RULE, header, reached_in_words
-from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.presets import STEPS_PER_ITERATION
@@ -39,28 +38,26 @@ class ConsoleReporter:
     ) -> None:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._config, self._spec, self._done = config, spec, done
-        self._experiment = config.experiment
-        self._counts_steps = config.experiment.env_steps is not None
+        self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._last: IterationResult | None = None
-        # The latest evaluation with the number of its iteration, and whether a line shows it.
-        self._evaluation: tuple[int, Evaluation] | None = None
-        self._evaluation_said = True
+        # The latest evaluation: a line about it, whether it was printed, and the bar's words.
+        self._evaluation, self._evaluation_said, self._evaluation_mean = "", True, ""
         # The collection that is shown, and when it began.
         self._collection: tuple[str, int] | None = None
         self._collecting_since = self._began
         self._told_of_length = False
         self._waiting_said_at: float | None = None
         self._retries = self._undone = 0
-        # What all returns of the run have been so far; None where they differ.
-        self._same_return: float | None = None
+        # Returns that differ, not all of them.
+        self._returns: set[float] = set()
         self._bar: RunBar | None = None
         say(header(config, spec, distributed, done))
         if sys.stdout is not None and sys.stdout.isatty():
             from flame_rl.report.bar import RunBar
 
-            counted = "Env steps" if self._counts_steps else "Iteration"
-            total = config.experiment.env_steps or config.experiment.iterations
+            counted = "Iteration" if experiment.env_steps is None else "Env steps"
+            total = experiment.env_steps or experiment.iterations
             self._bar = RunBar(counted, total, self._completed(done))
 
     # What a run reports
@@ -70,8 +67,11 @@ class ConsoleReporter:
         self._retries += result.timing.retries
         self._undone += result.losses.get("update_scale") == 0
         if result.evaluation is not None:
-            self._evaluation = result.iteration, result.evaluation
             self._evaluation_said = False
+            self._evaluation_mean = f"evaluation {result.evaluation.reward_mean:.1f}"
+            self._evaluation = (
+                f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
+            )
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
         first = result.iteration == self._done.iterations
@@ -87,13 +87,21 @@ class ConsoleReporter:
             )
             if not self._evaluation_said:
                 self._evaluation_said = True
-                self._print(self._evaluated())
+                self._print(self._evaluation)
         whole_run = "" if result.iteration else self._whole_run(result)
         # A bar shows what is left all the time.
         shown = self._bar is not None or self._seconds_left() < LINE_EVERY_SECONDS
         if whole_run or ((first or late) and not shown):
             self._print(f"  {whole_run or self._left()}")
-        self._compare_returns(result)
+        if len(self._returns) < 2:
+            self._returns |= {result.reward_min, result.reward_max}
+        same = len(self._returns) == 1 and not self._done.iterations
+        if same and result.iteration + 1 == SAME_ITERATIONS:
+            self._print(
+                f"  All {result.episodes:,} episodes so far have had the same return, "
+                f"{result.reward_min:g}: nothing tells good actions from bad ones yet. Rewards on "
+                "the way, an easier beginning or more exploration may help"
+            )
         if self._config.output.verbose:
             self._print(details(result))
 
@@ -104,8 +112,7 @@ class ConsoleReporter:
         collection = request.stream, request.iteration
         if collection != self._collection:
             self._collection, self._collecting_since = collection, now
-        seconds = now - self._collecting_since
-        wanted = len(request.indices) * request.agents
+        seconds, wanted = now - self._collecting_since, len(request.indices) * request.agents
         text = (
             f"Iteration {request.iteration:3d}: {episodes} of {wanted} "
             f"{'' if training else 'evaluation '}episodes, {env_steps:,} env "
@@ -116,7 +123,8 @@ class ConsoleReporter:
         totals = self._last.totals if self._last else self._done
         # Not of what is prefetched.
         if training and request.iteration == totals.iterations:
-            more = env_steps if self._counts_steps else min(episodes / wanted, 0.99)
+            counts_steps = self._experiment.env_steps is not None
+            more = env_steps if counts_steps else min(episodes / wanted, 0.99)
             self._advance(self._completed(totals) + more)
         self._show("collecting", text)
         if not self._told_of_length and (episodes or seconds >= LONG_EPISODE_SECONDS):
@@ -141,12 +149,10 @@ class ConsoleReporter:
     def waiting(self, text: str) -> None:
         """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
         self._show("waiting", text)
-        if self._bar is not None:
-            return
         now, said_at = time.perf_counter(), self._waiting_said_at
         if not text:
             self._waiting_said_at = None
-        elif said_at is None or now - said_at >= WAIT_LINE_SECONDS:
+        elif self._bar is None and (said_at is None or now - said_at >= WAIT_LINE_SECONDS):
             self._waiting_said_at = now
             self._print(text)
 
@@ -164,8 +170,7 @@ class ConsoleReporter:
         total = last.episodes if last else self._done.episodes
         rate = (total - self._done.episodes) / seconds
         lines = [
-            "",
-            RULE,
+            f"\n{RULE}",
             "Training Interrupted!" if interrupted else "Training Complete!",
             f"  Total time: {seconds:.2f}s",
             f"  Episodes: {total} ({rate:.1f} episodes/sec)",
@@ -186,7 +191,7 @@ class ConsoleReporter:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
         if self._evaluation:
-            lines.append(self._evaluated())
+            lines.append(self._evaluation)
         if last and reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self._print("\n".join([*lines, RULE]))
@@ -194,48 +199,23 @@ class ConsoleReporter:
     # Its lines and its bar
 
     def _print(self, text: str) -> None:
-        if self._bar is not None:
-            self._bar.print(text)
-        else:
-            # Not by rich, so that a pipe gets exactly this text, line by line.
-            say(text)
+        # Without a bar not by rich, so that a pipe gets exactly this text, line by line.
+        (self._bar.print if self._bar is not None else say)(text)
 
     def _show(self, what: str, text: str) -> None:
         if self._bar is not None:
             self._bar.show(what, text)
 
     def _completed(self, totals: Totals) -> int:
-        return totals.env_steps if self._counts_steps else totals.iterations
+        return totals.iterations if self._experiment.env_steps is None else totals.env_steps
 
     def _advance(self, completed: float) -> None:
-        """Move the bar."""
-        if self._bar is None:
-            return
-        returns = []
-        if self._last is not None:
-            returns.append(f"return {self._last.reward_mean:.1f}")
-        if self._evaluation is not None:
-            returns.append(f"evaluation {self._evaluation[1].reward_mean:.1f}")
-        if (wanted := self._experiment.stop_at) is not None:
-            returns.append(f"stops at {wanted:g}")
-        self._bar.advance(completed, ", ".join(returns), self._left())
-
-    def _evaluated(self) -> str:
-        iteration, evaluation = self._evaluation
-        return f"  Evaluation after iteration {iteration}: {evaluation}"
-
-    def _compare_returns(self, result: IterationResult) -> None:
-        """Say so where nothing was there to learn from since the run began."""
-        if result.iteration == 0:
-            self._same_return = result.reward_min
-        if {result.reward_min, result.reward_max} != {self._same_return}:
-            self._same_return = None
-        elif result.iteration + 1 == SAME_ITERATIONS:
-            self._print(
-                f"  All {result.episodes:,} episodes so far have had the same return, "
-                f"{result.reward_min:g}: nothing tells good actions from bad ones yet. Rewards on "
-                "the way, an easier beginning or more exploration may help"
-            )
+        if self._bar is not None:
+            mean = f"return {self._last.reward_mean:.1f}" if self._last else ""
+            wanted = self._experiment.stop_at
+            goal = "" if wanted is None else f"stops at {wanted:g}"
+            words = filter(None, (mean, self._evaluation_mean, goal))
+            self._bar.advance(completed, ", ".join(words), self._left())
 
     def _seconds_left(self) -> float:
         """Until the end of the run, as far as its speed so far tells; 0 before the first iteration
@@ -254,10 +234,10 @@ class ConsoleReporter:
     def _whole_run(self, result: IterationResult) -> str:
         """What a long run of iterations like the first comes to, and a shorter one."""
         experiment, steps, seconds = self._experiment, result.env_steps, self._seconds_left()
-        fixed = self._counts_steps or experiment.steps_per_iter is not None
-        if fixed or seconds < LONG_RUN_SECONDS or steps < 2 * STEPS_PER_ITERATION:
-            return ""
+        fixed = experiment.env_steps is not None or experiment.steps_per_iter is not None
         each, iterations = STEPS_PER_ITERATION, experiment.iterations
+        if fixed or seconds < LONG_RUN_SECONDS or steps < 2 * each:
+            return ""
         return (
             f"The run: {iterations * steps:,} env steps at this length of episodes, about "
             f"{in_words(seconds)} here. With --steps-per-iter {each} it has "

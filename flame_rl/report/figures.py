@@ -48,8 +48,8 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     """Draw curves.png in a run folder and show it where there is a display; returns its path, or
     None if there is nothing to draw.
 
-    It shows the mean return over env steps, its spread (one standard deviation over the iteration's
-    episodes), a moving average over a tenth of the iterations, and the evaluations.
+    It shows the mean return over env steps, its spread over the iteration's episodes, a moving
+    average, and the evaluations.
     """
     metrics = read_columns(folder / METRICS_NAME)
     if not metrics:
@@ -106,16 +106,8 @@ def plot_settings(
     settings: list[Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
     """Draw the curves of settings, a row of panels for each environment, and show them where there
-    is a display: over env steps and over seconds, or of several columns over env steps alone.
-
-    Args:
-        settings: those of one page; see `pages_of`.
-        path: of the picture.
-        columns: the columns of metrics.csv that the curves show.
-
-    Raises:
-        UsageError: more settings than can be told apart; `pages_of` prevents it.
-    """
+    is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
+    steps alone. `settings` are those of one page, see `pages_of`; UsageError if they are more."""
     _choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
@@ -126,13 +118,9 @@ def plot_settings(
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
+    size = (width, 1.2 + 3.6 * len(envs))
     figure, panels = plt.subplots(
-        len(envs),
-        len(across),
-        figsize=(width, 1.2 + 3.6 * len(envs)),
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
+        *(len(envs), len(across)), figsize=size, sharey="row", squeeze=False, layout="constrained"
     )
     returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
     for env, row in zip(envs, panels, strict=True):
@@ -146,8 +134,8 @@ def plot_settings(
         row[0].set_ylabel("return in evaluations" if evaluated else label)
         row[0].set_title(env, loc="left", fontweight="bold")
     # The lines of all panels, each label once.
-    lines = {line.get_label(): line for axes in panels.ravel() for line in axes.get_lines()}
-    named = {label: line for label, line in lines.items() if not label.startswith("_")}
+    handles = [axes.get_legend_handles_labels() for axes in panels.ravel()]
+    named = {label: line for pair in handles for line, label in zip(*pair, strict=True)}
     # Long names need fewer columns to fit in the picture.
     beside = _LEGEND_WIDTH * width // (10 + max(map(len, named)))
     legend = figure.legend(
@@ -207,14 +195,8 @@ def _finish(axes: Axes, axis: Axis) -> None:
 
 
 def draw_best_so_far(path: Path, trials: Sequence[tuple[float, bool]], title: str) -> Path:
-    """Draw every trial's score, and the best one so far; returns `path`.
-
-    Args:
-        path: of the picture.
-        trials: in order, the score of each, and whether it was trained to its end; at least one
-            was.
-        title: above the plot.
-    """
+    """Draw every trial's score and the best so far; returns `path`. `trials` has the score of each,
+    and whether it was trained to its end; at least one was."""
     scores = np.array([score for score, _ in trials])
     done = np.array([whole for _, whole in trials])
     numbers, whole = np.arange(len(trials)), np.where(done, scores, -np.inf)
@@ -247,13 +229,8 @@ def draw_importances(path: Path, shares: Mapping[str, float], title: str) -> Pat
 
 
 def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
-    """Draw the score of each seed, and the mean; returns `path`.
-
-    Args:
-        path: of the picture.
-        finalists: the best first, the name and the scores of each.
-        title: above the plot.
-    """
+    """Draw the score of each seed, and the mean; returns `path`. `finalists` has the name and the
+    scores of each, the best first."""
     figure, axes = _one_panel(ylabel="mean return without exploration", title=title)
     for place, (_, scores) in enumerate(finalists):
         label = "one seed" if place == 0 else None

@@ -20,15 +20,14 @@ FEW_UPDATES = 20
 # Parts of an observation, or of an action, that are named.
 _SHOWN = 6
 
-Row = tuple[str, object]
+Rows = dict[str, object]
 
 
 def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals) -> str:
     """The text; `done` are the totals of a resumed run when it starts again."""
     experiment, mode = config.experiment, "distributed" if distributed else "local"
-    alone = ", ".join(experiment.policy_observations)
-    evaluated = experiment.evaluate_every is not None
     limit, wanted = spec.time_limit, experiment.stop_at
+    alone = ", ".join(experiment.policy_observations)
     hindsight = getattr(config.algorithm, "hindsight", "none") != "none"
     masks = "" if experiment.action_mask else "ignored"
     if spec.masked:
@@ -36,26 +35,24 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
             f'{spec.action_mask}["action_mask"]; what they forbid is never chosen '
             "(--no-action-mask ignores them)"
         )
-    rows: list[Row] = [
-        ("Environment", spec.env_id),
-        ("Observation", observed(spec) + (f"; the policy observes {alone} alone" if alone else "")),
-        ("Action dim", spec.action_dim),
-        ("Continuous actions", spec.continuous),
-        ("Actions", acted(spec)),
-        ("Action masks", masks),
-        ("Goals", "" if hindsight else about_goals(spec)),
-        ("Device", "cuda" if config.execution.device == "cuda" else ""),
-    ]
+    rows: Rows = {
+        "Environment": spec.env_id,
+        "Observation": observed(spec) + (f"; the policy observes {alone} alone" if alone else ""),
+        "Action dim": spec.action_dim,
+        "Continuous actions": spec.continuous,
+        "Actions": acted(spec),
+        "Action masks": masks,
+        "Goals": "" if hindsight else about_goals(spec),
+        "Device": "cuda" if config.execution.device == "cuda" else "",
+    }
     if spec.agents:
-        rows.append(("Agents", f"{len(spec.agents)}, with an episode and a return each"))
+        rows["Agents"] = f"{len(spec.agents)}, with an episode and a return each"
     if wanted is not None:
-        what = "an evaluation" if evaluated else "an iteration"
-        rows.append(("Stops at", f"a mean return of {wanted:g} in {what}"))
-    rows += [
-        ("Time limit", "none" if limit is None else f"{limit:,} steps"),
-        ("Environments", _environments(config, spec, distributed)),
-        *_amounts(config, spec),
-    ]
+        what = "an iteration" if experiment.evaluate_every is None else "an evaluation"
+        rows["Stops at"] = f"a mean return of {wanted:g} in {what}"
+    rows["Time limit"] = "none" if limit is None else f"{limit:,} steps"
+    rows["Environments"] = _environments(config, spec, distributed)
+    rows |= _amounts(config, spec)
     where = " using Flame Runner" if distributed else ""
     start = f"Starting {mode} training..."
     if ended(experiment, done):
@@ -63,12 +60,9 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         start = f"This run is finished, after {done.iterations} iterations{why}."
     elif done.iterations:
         start += f"\nGoing on after iteration {done.iterations - 1}"
-    lines = [
-        *(RULE, f"{mode.title()} {config.algorithm.title} on {spec.env_id}{where}", RULE, ""),
-        *("Configuration:", *(f"  {name}: {value}" for name, value in rows if value != "")),
-        *("", start),
-    ]
-    return "\n".join(lines)
+    title = f"{RULE}\n{mode.title()} {config.algorithm.title} on {spec.env_id}{where}\n{RULE}"
+    shown = [f"  {name}: {value}" for name, value in rows.items() if value != ""]
+    return "\n".join([title, "", "Configuration:", *shown, "", start])
 
 
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:
@@ -87,25 +81,28 @@ def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool)
     return f"at most {max(1, slots // spec.agent_count)} {where}"
 
 
-def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> list[Row]:
+def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
     """How many iterations, episodes and env steps there are."""
     experiment, most = config.experiment, most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
-    episodes = experiment.episodes_per_iter * spec.agent_count
-    each = ("Episodes per iteration", episodes)
+    rows: Rows = {}
+    if experiment.env_steps is None:
+        rows["Training iterations"] = iterations
     if steps is not None:
-        each = ("Steps per iteration", f"about {steps}")
-    if experiment.env_steps is not None:
-        rows = [each, ("Total steps", f"{most:,}, to the end of an iteration")]
-    elif steps is not None:
-        rows = [("Training iterations", iterations), each, ("Total steps", f"about {most:,}")]
+        rows["Steps per iteration"], total = f"about {steps}", f"about {most:,}"
     else:
+        episodes = experiment.episodes_per_iter * spec.agent_count
+        rows["Episodes per iteration"] = episodes
         total = "unknown, without a time limit" if most is None else f"at most {most:,}"
-        rows = [("Training iterations", iterations), each]
-        rows += [("Total episodes", iterations * episodes), ("Total steps", total)]
+    if experiment.env_steps is not None:
+        total = f"{most:,}, to the end of an iteration"
+    elif steps is None:
+        rows["Total episodes"] = iterations * episodes
+    rows["Total steps"] = total
     # With replay, an iteration has many updates.
-    few = _few_updates(experiment, spec) if isinstance(config.algorithm, OnPolicy) else ""
-    return [*rows, ("Few updates", few)]
+    if isinstance(config.algorithm, OnPolicy):
+        rows["Few updates"] = _few_updates(experiment, spec)
+    return rows
 
 
 def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
@@ -114,14 +111,12 @@ def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
     updates, (each, fixed) = experiment.iterations, most_env_steps_of_an_iteration(experiment, spec)
     remedy, at_least = "--iterations sets more", ""
     if experiment.env_steps is not None:
-        if each is None:
-            return ""
-        updates = -(-experiment.env_steps // each)
-        smaller = "a smaller" if fixed else "a"
+        # Episodes may be shorter than they might be.
+        at_least, smaller = ("", "a smaller") if fixed else ("at least ", "a")
+        updates = -(-experiment.env_steps // each) if each is not None else FEW_UPDATES
         remedy = (
             f"--env-steps sets a longer run, and {smaller} --steps-per-iter more frequent updates"
         )
-        at_least = "" if fixed else "at least "  # episodes may be shorter than they might be
     if updates >= FEW_UPDATES:
         return ""
     return (
@@ -146,32 +141,24 @@ def acted(spec: EnvironmentSpec) -> str:
 
 def observed(spec: EnvironmentSpec) -> str:
     """What an observation is taken for."""
-    inputs = observation_inputs(spec.observation_space)
-    if len(inputs) == 1 and inputs[0].picture is None:
-        return _numbers_observed(spec)
-    words, numbers = [], 0
-    for each in inputs:
-        if (size := each.picture) is None:
-            numbers += each.width
-            continue
-        first = " (they come first, and are put last)" if is_channels_first(each.space) else ""
-        words.append(f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}")
-    if numbers:
-        words.append(f"{numbers:,} number{'s' * (numbers > 1)}")
-    return " and ".join(words)
-
-
-def _numbers_observed(spec: EnvironmentSpec) -> str:
-    """What a vector is made of."""
-    space, numbers = spec.observation_space, f"{spec.observation_dim:,} numbers"
-    parts = observation_parts(space)
+    inputs, space = observation_inputs(spec.observation_space), spec.observation_space
+    pictures = [each for each in inputs if each.picture is not None]
+    if pictures:
+        words = []
+        for each in pictures:
+            rows, columns, channels = each.picture
+            first = " (they come first, and are put last)" if is_channels_first(each.space) else ""
+            words.append(f"a picture of {rows} x {columns}, channels: {channels}{first}")
+        if count := sum(each.width for each in inputs if each.picture is None):
+            words.append(f"{count:,} number{'s' * (count > 1)}")
+        return " and ".join(words)
+    parts, numbers = observation_parts(space), f"{spec.observation_dim:,} numbers"
     if not parts[0].path:
         return numbers if isinstance(space, spaces.Box) else f"{_choice(space)}, as {numbers}"
+    boxes = [isinstance(part.space, spaces.Box) for part in parts]
     words = [
-        f"{part.name} {part.stop - part.start:,}"
-        if isinstance(part.space, spaces.Box)
-        else f"{part.name} {_choice(part.space)}"
-        for part in parts
+        f"{part.name} {f'{part.stop - part.start:,}' if box else _choice(part.space)}"
+        for part, box in zip(parts, boxes, strict=True)
     ]
     return f"{numbers}: {_listed(words)}"
 

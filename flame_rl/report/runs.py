@@ -3,10 +3,11 @@ run is."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -41,15 +42,9 @@ _WIDTH = 10_000
 
 @dataclass(frozen=True)
 class Run:
-    """The learning curve of a run; all arrays float64 [iterations].
-
-    Attributes:
-        folder: the run folder.
-        config: with presets filled in.
-        env_steps: total number by the end of each iteration.
-        seconds: total time of collecting and updating by the end of each iteration.
-        values: the mean return of each iteration's episodes, or another column of metrics.csv.
-    """
+    """The learning curve of a run: its folder and settings, by the end of each iteration the total
+    number of env steps and of seconds of collecting and updating, and the mean return of its
+    episodes, or another column of metrics.csv; all arrays float64 [iterations]."""
 
     folder: Path
     config: TrainConfig
@@ -65,13 +60,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in nothing but the seed and in what changes no result.
-
-    Attributes:
-        name: the algorithm, and the fields in which others of this environment differ.
-        runs: at least one.
-        column: what the values of the runs are, a column of metrics.csv or `EVALUATION`.
-    """
+    """Runs that differ in nothing but the seed and in what changes no result, at least one; named
+    by the algorithm, and the fields in which others of this environment differ. `column` says what
+    the values of the runs are: a column of metrics.csv or `EVALUATION`."""
 
     name: str
     runs: tuple[Run, ...]
@@ -83,34 +74,37 @@ class Setting:
         return environment_id(self.runs[0].config.experiment.env_name)
 
 
+@contextlib.contextmanager
+def _read_in(folder: Path) -> Iterator[None]:
+    """Raise UsageError where what the block reads in a folder is not there, or damaged."""
+    try:
+        yield
+    except (OSError, UsageError, LookupError, ValueError, TypeError) as error:
+        readable = "" if isinstance(error, OSError) else " that can be read"
+        raise UsageError(f"{folder} holds no run{readable}: {error}") from error
+
+
 def read_run(folder: Path) -> Run:
     """Read a run's files. Raises UsageError if `folder` is no run folder, or no iteration was
     finished."""
-    try:
+    with _read_in(folder):
         config = read_config(folder)
         metrics, timing = (read_columns(folder / name) for name in (METRICS_NAME, TIMING_NAME))
-    except (OSError, UsageError, ValueError, TypeError) as error:
-        raise _no_run(folder, error) from error
     # A run that was killed may have one row more in metrics.csv than in timing.csv.
     count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
     if count == 0:
         raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
-    found = {}
-    for file, columns, names in (
-        (METRICS_NAME, metrics, ("env_steps", "reward_mean")),
-        (TIMING_NAME, timing, _SECONDS[:2]),
-    ):
-        for name in names:
-            found[name] = np.array(columns.get(name, [np.nan])[:count])
-            if not np.isfinite(found[name]).all():
-                raise UsageError(f"{folder / file}: the column {name} is missing or has gaps")
-    seconds = np.cumsum(found["collecting_seconds"] + found["updating_seconds"])
-    return Run(folder, config, found["env_steps"], seconds, found["reward_mean"])
 
+    def column(file: str, name: str) -> np.ndarray:
+        table = metrics if file == METRICS_NAME else timing
+        values = np.array(table.get(name, [np.nan])[:count])
+        if not np.isfinite(values).all():
+            raise UsageError(f"{folder / file}: the column {name} is missing or has gaps")
+        return values
 
-def _no_run(folder: Path, error: Exception) -> UsageError:
-    readable = "" if isinstance(error, OSError) else " that can be read"
-    return UsageError(f"{folder} holds no run{readable}: {error}")
+    steps, returns = (column(METRICS_NAME, name) for name in ("env_steps", "reward_mean"))
+    seconds = np.cumsum(sum(column(TIMING_NAME, name) for name in _SECONDS[:2]))
+    return Run(folder, config, steps, seconds, returns)
 
 
 def without_repetitions(runs: list[Run]) -> list[Run]:
@@ -135,11 +129,8 @@ def group_runs(runs: list[Run]) -> list[Setting]:
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
     """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
-    runs have that column in place of their returns. Of several columns the names tell which.
-
-    Raises:
-        UsageError: a run has no such column, or iterations without a value of it.
-    """
+    runs have that column in place of their returns. Of several columns the names tell which. Raises
+    UsageError if a run has no such column, or no value of it."""
     found = []
     for setting in settings:
         alone = sum(other.env == setting.env for other in settings) == 1
@@ -153,54 +144,34 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
 def scores_of(settings: list[Setting]) -> list[Setting]:
     """The settings with the evaluations of their runs, in environments where every run has some;
     in others they would be compared with returns of training, in which actions are sampled."""
-
-    def has_evaluations(run: Run) -> bool:
+    evaluated, without = [], set()
+    for setting in settings:
         try:
-            return len(_evaluations(run)[0]) > 0
-        except (OSError, ValueError):
-            return False
-
-    without = {each.env for each in settings if not all(map(has_evaluations, each.runs))}
-    return [
-        each if each.env in without else columns_of([each], (EVALUATION,))[0] for each in settings
-    ]
-
-
-def _evaluations(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The iterations and the mean returns of a run's evaluations. Raises OSError or ValueError
-    where there is no such file."""
-    table = read_columns(run.folder / EVALUATIONS_NAME)
-    iterations = np.array(table.get("iteration", ()), np.int64)
-    there = iterations[iterations < len(run.values)]
-    return there, np.array(table.get("reward_mean", ()))[: len(there)]
+            evaluated += columns_of([setting], (EVALUATION,))
+        except (UsageError, ValueError):
+            evaluated.append(setting)
+            without.add(setting.env)
+    pairs = zip(settings, evaluated, strict=True)
+    return [setting if setting.env in without else found for setting, found in pairs]
 
 
 def _with_column(run: Run, column: str) -> Run:
-    if column == EVALUATION:
-        try:
-            iterations, returns = _evaluations(run)
-        except OSError as error:
-            raise UsageError(
-                f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
-            ) from error
-        if not len(iterations):
-            raise UsageError(f"--columns: {run.folder / EVALUATIONS_NAME} has no rows yet")
-        return run.with_values(returns, iterations)
-    table = read_columns(run.folder / METRICS_NAME)
-    if column not in table:
-        raise UsageError(
-            f"--columns: {run.folder / METRICS_NAME} has no column {column!r}; it has "
-            f"{', '.join(table)}"
-        )
-    numbers = np.array(table[column][: len(run.values)])
+    """The run with the values of a column, in the iterations that have one."""
+    evaluation = column == EVALUATION
+    name = "reward_mean" if evaluation else column
+    path = run.folder / (EVALUATIONS_NAME if evaluation else METRICS_NAME)
+    if evaluation and not path.exists():
+        raise UsageError(f"--columns: {run.folder} has no evaluations; --evaluate-every makes them")
+    table = read_columns(path)
+    if name not in table and not evaluation:
+        raise UsageError(f"--columns: {path} has no column {name!r}; it has {', '.join(table)}")
+    values = np.array(table.get(name, ()))
+    iterations = np.array(table.get("iteration", ()), np.int64)
     # Iterations of a warm-up have no loss, for example.
-    there = np.isfinite(numbers)
+    there = np.isfinite(values) & (iterations < len(run.values))
     if not there.any():
-        raise UsageError(
-            f"--columns: {run.folder / METRICS_NAME}: the column {column} has no values; draw "
-            "another"
-        )
-    return run.with_values(numbers[there], there)
+        raise UsageError(f"--columns: {path}: the column {name} has no values; draw another")
+    return run.with_values(values[there], iterations[there])
 
 
 def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
@@ -208,8 +179,7 @@ def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarra
     their heights, two arrays float64 [P].
 
     It begins where every run has finished an iteration, and reaches the end of the longest run. A
-    run that has ended keeps its last value: its policy changes no more, and were it left out, the
-    mean would jump where it ends.
+    run that has ended keeps its last value, so that the mean does not jump there.
     """
     lines = [(getattr(run, axis), smooth(run.values)) for run in runs]
     if len(lines) == 1:
@@ -315,18 +285,8 @@ def student_quantile(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run, as its folder tells.
-
-    Attributes:
-        run: the folder.
-        env: the environment's Gymnasium id.
-        algorithm, seed: of its configuration.
-        env_steps: collected so far.
-        score: what `last` and `best` are: mean returns of evaluations, or of training's iterations.
-        last, best: None before the first.
-        seconds: of collecting, updating and evaluating.
-        state: whether a process is writing it, and whether it has come to its end.
-    """
+    """A run, as its folder tells. `last` and `best` are mean returns of what `score` says, None
+    before the first; `seconds` are of collecting, updating and evaluating."""
 
     run: Path
     env: str
@@ -342,7 +302,7 @@ class RunRow:
 
 def read_row(folder: Path) -> RunRow:
     """The row of a run folder. Raises UsageError if it is damaged."""
-    try:
+    with _read_in(folder):
         config = read_config(folder)
         metrics, timing, evaluations = (
             read_columns(path) if (path := folder / name).exists() else {}
@@ -357,8 +317,6 @@ def read_row(folder: Path) -> RunRow:
         due = experiment.evaluate_every is None or latest == [done - 1]
         totals = Totals(done, 0, steps, mean_return=scores[-1] if scores and due else None)
         seconds = float(sum(sum(timing.get(name, [])) for name in _SECONDS))
-    except (OSError, UsageError, LookupError, ValueError, TypeError) as error:
-        raise _no_run(folder, error) from error
     state = "done" if ended(experiment, totals) else "interrupted"
     return RunRow(
         run=folder,

@@ -15,10 +15,11 @@ from flame_rl.run.results import IterationResult
 from flame_rl.settings.checks import name_is_taken
 from flame_rl.system.files import open_regular, write_atomically
 
-# Columns that metrics.csv always has: the numbers of the same names in a result.
-_TOTALS = ("iteration", "episodes", "env_steps")
-_REWARDS = ("reward_mean", "reward_std", "reward_min", "reward_max")
-_REST = ("length_mean", "weights_digest")
+# The first columns of metrics.csv: the numbers of these names in a result.
+_FIRST = (
+    *("iteration", "episodes", "env_steps"),
+    *("reward_mean", "reward_std", "reward_min", "reward_max"),
+)
 TIMING_NAME = "timing.csv"
 
 Row = dict[str, object]
@@ -78,7 +79,7 @@ def metrics_row(metrics: Sequence[str], result: IterationResult) -> Row:
     """The row of metrics.csv; `metrics` names the algorithm's columns, where a cell without a value
     is empty."""
     return {
-        **{name: getattr(result, name) for name in (*_TOTALS, *_REWARDS)},
+        **{name: getattr(result, name) for name in _FIRST},
         **result.reward_parts,
         **result.outcomes,
         "length_mean": result.length_mean,
@@ -91,7 +92,7 @@ def refuse_names_of_columns(names: Sequence[str], metrics: Sequence[str]) -> Non
     """Raise UsageError for an entry of info that has the name of another column."""
     evaluated = (field.name for field in fields(Evaluation))
     for name in names:
-        if name in (*_TOTALS, *_REWARDS, *_REST, *metrics, *evaluated):
+        if name in (*_FIRST, "length_mean", "weights_digest", *metrics, *evaluated):
             raise name_is_taken(name)
 
 
@@ -113,18 +114,12 @@ def scheduled_evaluations(text: bytes, every: int) -> bytes:
 
 def timing_row(result: IterationResult) -> Row:
     """The row of timing.csv: where the time went."""
-    timing = result.timing
+    timing, seconds = result.timing, ("collecting", "updating", "waiting", "evaluating")
     return {
         "iteration": result.iteration,
-        "collecting_seconds": f"{timing.collecting:.6f}",
-        "updating_seconds": f"{timing.updating:.6f}",
-        "waiting_seconds": f"{timing.waiting:.6f}",
-        "evaluating_seconds": f"{timing.evaluating:.6f}",
+        **{f"{name}_seconds": f"{getattr(timing, name):.6f}" for name in seconds},
         "env_steps_per_second": f"{timing.env_steps_per_second:.1f}",
-        "bytes_out": timing.bytes_out,
-        "bytes_in": timing.bytes_in,
-        "retries": timing.retries,
-        "dropped": timing.dropped,
+        **{name: getattr(timing, name) for name in ("bytes_out", "bytes_in", "retries", "dropped")},
     }
 
 

@@ -60,11 +60,7 @@ class TensorBoardReporter:
 def _hyperparameters(name: str, settings: Settings) -> Summary.Value:
     start = SessionStartInfo(group_name=name, start_time_secs=time.time())
     for key, value in settings.items():
-        if isinstance(value, bool):
-            start.hparams[key].bool_value = value
-        elif isinstance(value, str):
-            start.hparams[key].string_value = value
-        else:
-            start.hparams[key].number_value = value
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[key], kind, value)
     data = create_summary_metadata(HParamsPluginData(session_start_info=start))
     return Summary.Value(tag=SESSION_START_INFO_TAG, metadata=data, tensor=NULL_TENSOR)

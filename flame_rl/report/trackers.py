@@ -1,14 +1,12 @@
-"""Report a run to an experiment tracker: Weights & Biases, MLflow or Trackio; and the numbers and
-settings that trackers and TensorBoard get.
-
-Where trackers send a run, or that they stay offline, is up to their own variables of the
-environment, such as WANDB_MODE and MLFLOW_TRACKING_URI.
+"""Report a run to Weights & Biases, MLflow or Trackio; and the numbers and settings that they and
+TensorBoard get. Where trackers send a run is up to their own variables, such as WANDB_MODE and
+MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,51 +22,40 @@ Settings = dict[str, str | float | bool]
 def scalars_of(result: IterationResult) -> dict[str, float]:
     """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
     timing = result.timing
-    scalars = {
-        "reward/mean": result.reward_mean,
-        "reward/std": result.reward_std,
-        "reward/min": result.reward_min,
-        "reward/max": result.reward_max,
-        **{f"reward/{name}": value for name, value in result.reward_parts.items()},
-        **{f"outcome/{name}": value for name, value in result.outcomes.items()},
-        "episodes/length_mean": result.length_mean,
-        "episodes/total": result.episodes,
-        **{f"update/{name}": value for name, value in result.losses.items()},
-        "speed/env_steps_per_second": timing.env_steps_per_second,
-        "seconds/collecting": timing.collecting,
-        "seconds/updating": timing.updating,
-        "seconds/waiting": timing.waiting,
+    rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
+    groups: dict[str, Mapping[str, float]] = {
+        "reward": rewards | result.reward_parts,
+        "outcome": result.outcomes,
+        "episodes": {"length_mean": result.length_mean, "total": result.episodes},
+        "update": result.losses,
+        "speed": {"env_steps_per_second": timing.env_steps_per_second},
+        "seconds": {name: getattr(timing, name) for name in ("collecting", "updating", "waiting")},
     }
     if result.evaluation is not None:
-        scalars["seconds/evaluating"] = timing.evaluating
-        evaluation = result.evaluation.numbers()
-        scalars |= {f"evaluation/{name}": value for name, value in evaluation.items()}
-    return scalars
+        groups["seconds"]["evaluating"] = timing.evaluating
+        groups["evaluation"] = result.evaluation.numbers()
+    return {
+        f"{group}/{name}": n for group, numbers in groups.items() for name, n in numbers.items()
+    }
 
 
 def settings_of(config: TrainConfig) -> Settings:
     """The settings that decide the result, by name; of a list its words, of None the word none."""
-
-    def typed(value: object) -> str | float | bool:
-        if isinstance(value, list):
-            return " ".join(map(str, value)) or "none"
-        return "none" if value is None else value
-
     sections = config.to_data()
     values = sections["experiment"] | sections["algorithm"]
     values["algorithm"] = values.pop("name")
-    return {name: typed(value) for name, value in values.items()}
+    for name, value in values.items():
+        if isinstance(value, list | tuple):
+            values[name] = " ".join(map(str, value)) or "none"
+        elif value is None:
+            values[name] = "none"
+    return values
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run at a tracker.
-
-    Attributes:
-        log: takes an iteration's numbers by name, and the env steps so far.
-        film: takes the file of a film.
-        close: ends the run.
-    """
+    """A run at a tracker: `log` takes an iteration's numbers by name and the env steps so far,
+    `film` the file of a film; `close` ends the run."""
 
     log: Callable[[dict[str, float], int], None]
     film: Callable[[Path], None]
@@ -116,15 +103,9 @@ def _wandb(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of Weights & Biases, whose own files are in the run folder."""
     import wandb
 
-    run = wandb.init(
-        project=PROJECT,
-        name=folder.name,
-        id=identity,
-        dir=folder,
-        config=settings,
-        resume="allow",
-        settings=wandb.Settings(console="off"),
-    )
+    quiet = wandb.Settings(console="off")
+    names = {"project": PROJECT, "name": folder.name, "id": identity}
+    run = wandb.init(**names, dir=folder, config=settings, resume="allow", settings=quiet)
     # Not its own count, which a run that goes on from an earlier checkpoint cannot step back.
     run.define_metric("*", step_metric="env_steps")
     return TrackedRun(
@@ -166,15 +147,9 @@ def _trackio(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of Trackio, whose database is on this machine."""
     import trackio
 
-    run = trackio.init(
-        PROJECT,
-        name=f"{folder.name}-{identity}",
-        config=settings,
-        resume="allow",
-        embed=False,
-        auto_log_cpu=False,
-        auto_log_gpu=False,
-    )
+    quiet = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+    name = f"{folder.name}-{identity}"
+    run = trackio.init(PROJECT, name=name, config=settings, resume="allow", **quiet)
     return TrackedRun(
         log=lambda numbers, steps: run.log(numbers, step=steps),
         film=lambda path: run.log({"film": trackio.Video(str(path))}),

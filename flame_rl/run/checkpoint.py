@@ -1,9 +1,8 @@
-"""A checkpoint: the state of a run as the bytes of a file, checked when it is read; and which of a
-run's checkpoints to read.
+"""A checkpoint: the state of a run in a file; and which of a run's checkpoints to read.
 
-A checkpoint is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON
-header (format, iteration, configuration, library versions) and a safetensors block with weights and
-optimiser. Nothing is pickled. Random state is not in it: that follows from seed and iteration.
+It is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON header and
+a safetensors block with weights and optimiser. Nothing is pickled. Random state is not in it: that
+follows from seed and iteration.
 """
 
 from __future__ import annotations
@@ -21,12 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import safetensors.numpy
 
-from flame_rl.run.folder import (
-    BEST_NAME,
-    CHECKPOINTS_NAME,
-    STARTS_NAME,
-    library_versions,
-)
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, library_versions
 from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
@@ -56,17 +50,14 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`;
-            files of earlier versions have no `mean_return`.
-        score: the mean return of the last iteration done, or of the evaluation that made it the
-            best; None in a file that `Trainer.save` wrote.
+        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`.
+        score: the mean return of the last iteration, or what made it the best; None in a file of
+            `Trainer.save`.
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
-        versions: of the libraries that the bits of a result depend on, and their choices for the
-            processor.
+        versions: see `library_versions`.
         learner: the learner's state by name.
-        tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
-            wrote.
+        tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
     """
 
     iterations: Whole
@@ -108,20 +99,20 @@ def encode_checkpoint(
     tables: dict[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
+    texts = {
+        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
+        for name, text in (tables or {}).items()
+    }
     checkpoint = Checkpoint(
         **vars(state.totals),
         score=score,
         spec=spec,
         config=config.to_data(),
         versions=library_versions(),
-        learner=state.learner,
-        tables=tables or {},
+        learner={},
+        tables={},
     )
     header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
-    texts = {
-        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
-        for name, text in checkpoint.tables.items()
-    }
     body = pack("checkpoint", header, state.learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 
@@ -149,13 +140,11 @@ def _decode(body: memoryview) -> Checkpoint:
             f"written by another version of flame_rl, in format {found!s:.40}; this one reads "
             f"format {FORMAT}"
         )
-    tables = {
-        name.removeprefix(_TABLE): _read_table(arrays.pop(name))
-        for name in list(arrays)
-        if name.startswith(_TABLE)
-    }
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+    tables = {}
+    for name, array in list(arrays.items()):
+        if name.startswith(_TABLE):
+            tables[name.removeprefix(_TABLE)] = _read_table(arrays.pop(name))
+        elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
     return from_data(Checkpoint, header, learner=arrays, tables=tables)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -30,19 +31,20 @@ from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
 
 # Weight, gradient, Adam's two moments, the copy for undoing and the actors' copy: float32 each, of
 # a policy and a value network.
-_BYTES_OF_A_WEIGHT = 2 * 6 * 4
-# The least bytes that one more of a setting takes, whatever else is chosen.
-_LEAST_BYTES = {
-    "steps_per_iter": 16,  # a reward, a number of an observation, an action
-    "episodes_per_iter": 200,  # an index, a seed, a generator's state, a step or two
-    "evaluate_episodes": 200,
-    "episodes": 200,
-    "workers": 60_000_000,  # Python, NumPy, Gymnasium and a small environment
-    "batch_size": 8,  # the positions of the steps that are drawn, int64 each
-    "n_step": 8,
-    "sequence_length": 8,
-    "burn_in": 8,
-    "atoms": _BYTES_OF_A_WEIGHT,
+_WEIGHT = 2 * 6 * 4
+# The least bytes that a setting takes, whatever else is chosen.
+_LEAST_BYTES: dict[str, Callable[[Any], int]] = {
+    "hidden_sizes": lambda widths: _WEIGHT * sum(i * o for i, o in pairwise((1, *widths, 1))),
+    "memory_size": lambda size: _WEIGHT * 3 * size**2,
+    "atoms": lambda atoms: _WEIGHT * atoms,
+    # A reward, a number of an observation, an action.
+    "steps_per_iter": lambda steps: 16 * steps,
+    # An index, a seed, a generator's state, a step or two.
+    **dict.fromkeys(("episodes_per_iter", "evaluate_episodes", "episodes"), lambda n: 200 * n),
+    # Python, NumPy, Gymnasium and a small environment.
+    "workers": lambda workers: 60_000_000 * workers,
+    # The positions of the steps that are drawn, int64 each.
+    **dict.fromkeys(("batch_size", "n_step", "sequence_length", "burn_in"), lambda n: 8 * n),
 }
 # The part of this machine's memory that is worth a warning.
 _MUCH = 0.25
@@ -70,24 +72,18 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
             f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most {most}"
             + (f" beside {' and '.join(beside)}" if beside else "")
         )
-    weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
-    _refuse_beyond_memory("hidden_sizes", widths, weights * _BYTES_OF_A_WEIGHT)
-    if memory:
-        size = experiment.memory_size
-        _refuse_beyond_memory("memory_size", size, 3 * size**2 * _BYTES_OF_A_WEIGHT)
     values = vars(experiment) | vars(config.execution) | vars(config.algorithm)
-    for name, least in _LEAST_BYTES.items():
-        if value := values.get(name):
-            _refuse_beyond_memory(name, value, value * least)
+    if not memory:
+        del values["memory_size"]
+    for name in _LEAST_BYTES:
+        if (value := values.get(name)) is not None:
+            refuse_beyond_memory(name, value)
 
 
-def refuse_many_episodes(episodes: int) -> None:
-    """Raise UsageError for an evaluation of more episodes than fit into this machine's memory."""
-    _refuse_beyond_memory("episodes", episodes, episodes * _LEAST_BYTES["episodes"])
-
-
-def _refuse_beyond_memory(name: str, value: object, needed: float) -> None:
-    there = physical_bytes()
+def refuse_beyond_memory(name: str, value: object, needed: int | None = None) -> None:
+    """Raise UsageError for a setting that needs more memory than this machine has: by itself, or
+    the bytes `needed`."""
+    needed, there = needed or _LEAST_BYTES[name](value), physical_bytes()
     if needed > there:
         raise UsageError(
             f"{flag(name)}: {value} would take at least {needed / 1e9:.1f} GB, and this machine "
@@ -104,10 +100,10 @@ def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> lis
     # An on-policy epoch has them in an order of its own, too.
     copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
     inputs = observation_inputs(spec.observation_space)
-    numbers = sum(each.width * np.dtype(each.dtype).itemsize for each in inputs)
-    needed, there = most * copies * numbers, physical_bytes()
+    needed = most * copies * sum(each.width * np.dtype(each.dtype).itemsize for each in inputs)
     if fixed:
-        _refuse_beyond_memory("steps_per_iter", most, needed)
+        refuse_beyond_memory("steps_per_iter", most, needed)
+    there = physical_bytes()
     if needed < there * _MUCH:
         return []
     return [
@@ -145,9 +141,8 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
 def about_goals(spec: EnvironmentSpec) -> str:
     """What to know of an environment with goals; "" of others."""
     space = spec.observation_space
-    if spec.agents or not isinstance(space, spaces.Dict):
-        return ""
-    if not {"achieved_goal", "desired_goal"} <= space.spaces.keys():
+    names = space.spaces.keys() if isinstance(space, spaces.Dict) else ()
+    if spec.agents or "achieved_goal" not in names or "desired_goal" not in names:
         return ""
     return (
         "dqn, ddpg, td3 and sac learn from goals that are reached by chance, too, with "
@@ -159,21 +154,20 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     """What a run's user should know of time limits, the warm-up, the bounds of actions, and
     pictures."""
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
-    wanted, limit = experiment.max_episode_steps, spec.time_limit
+    wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
         warnings.append(
-            f"--max-episode-steps: {wanted} has no effect: {spec.env_id} has a time limit of "
-            f"{limit} steps in its own code; change it there"
+            f"--max-episode-steps: {wanted} has no effect: {env} has a time limit of {limit} "
+            "steps in its own code; change it there"
         )
     if experiment.evaluate_every is not None and limit is None:
         warnings.append(
-            f"--evaluate-every: there is no time limit of {spec.env_id}, and without exploration "
-            "an episode may never end; --max-episode-steps sets one"
+            f"--evaluate-every: there is no time limit of {env}, and without exploration an "
+            "episode may never end; --max-episode-steps sets one"
         )
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
-    warm_up = algorithm.warm_up_steps if replays else 0
-    if most is not None and most < warm_up:
+    if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
         warnings.append(
             f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "
             f"has about {most:,} at most: it would learn nothing; choose fewer, or a longer run"
@@ -184,12 +178,12 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         if hasattr(algorithm, "initial_log_std"):
             effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
         warnings.append(
-            f"the action space of {spec.env_id}: {(~bounded).sum()} of "
-            f"{space.low.size} numbers have no bounds below {MAX_BOUND:,.0f}, and {effect} in "
-            "their own units. Bounds in the environment are better: actions are scaled to them"
+            f"the action space of {env}: {(~bounded).sum()} of {space.low.size} numbers have no "
+            f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
+            "environment are better: actions are scaled to them"
         )
     parts = observation_parts(spec.observation_space)
-    return warnings + [text for part in parts if (text := _about_pictures(part))]
+    return warnings + list(filter(None, map(_about_pictures, parts)))
 
 
 def _about_pictures(part: ObservationPart) -> str:
@@ -203,24 +197,17 @@ def _about_pictures(part: ObservationPart) -> str:
         return (
             f"observation{part.name} is a picture of {rows} x {columns}, {times:.0f} times the "
             "84 x 84 that are usual, and takes the networks about as many times as long: make it "
-            "smaller in a --wrapper of your own, by gymnasium.wrappers.ResizeObservation, or "
-            "TransformObservation for one key of a Dict"
+            "smaller in a --wrapper of your own, such as gymnasium.wrappers.ResizeObservation"
         )
     axes = len(space.shape) if isinstance(space, spaces.Box) else 0
-    if axes < 2 or numbers < _MANY:
+    # A Box of bytes with up to three axes is narrower than any picture.
+    if axes < 2 or numbers < _MANY or (axes <= 3 and space.dtype in OF_ONE_BYTE):
         return ""
+    remedy = "as a Box of uint8 it would be a picture (gymnasium.wrappers.TransformObservation)"
     if axes > 3:
         remedy = (
             "a picture has two or three axes. Where several are stacked, give the latest alone, "
-            "without the wrapper that stacks them (such as FrameStackObservation): --frame-stack N "
-            "shows the last N"
-        )
-    elif space.dtype in OF_ONE_BYTE:  # as narrow as no picture is
-        return ""
-    else:
-        remedy = (
-            "as a Box of uint8 it would be a picture (gymnasium.wrappers.TransformObservation "
-            "makes such an observation)"
+            "without the wrapper that stacks them: --frame-stack N shows the last N"
         )
     return (
         f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "

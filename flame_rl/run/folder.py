@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -65,26 +66,18 @@ def make_folder(config: TrainConfig) -> Path:
         return chosen
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.experiment.env_name)
     stem = Path("runs") / f"{name}-{config.algorithm_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = stem, 2
-    while True:
-        try:
+    for number in itertools.count(1):
+        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
 
 
 @contextlib.contextmanager
 def hold_folder(config: TrainConfig) -> Iterator[Path]:
     """The run's folder, made if it is not there; within the block no other process gets it. It is
-    removed if nothing was written to it.
-
-    Args:
-        config: names the folder by `resume` or `output`, or by default by `env` and `algorithm`.
-
-    Raises:
-        UsageError: another process holds the folder, another run is in it, or writing fails.
-    """
+    removed if nothing was written to it. Raises UsageError if another process holds it, another run
+    is in it, or writing fails."""
     try:
         folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
@@ -153,8 +146,7 @@ def files_beside(path: Path) -> Path:
 
 
 def files_of(path: Path) -> Path:
-    """The folder with what a checkpoint leaves to files of its own; `path` is a run folder, a
-    checkpoint in one, or a file that `Trainer.save` wrote."""
+    """The same of any checkpoint; `path` is a run folder, a checkpoint in one, or such a file."""
     if path.is_dir():
         return path / REPLAY_NAME
     beside, run = files_beside(path), run_of(path)
@@ -197,17 +189,14 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     """Raise UsageError where flags would change the results of the run that is resumed."""
     if different := differences(saved, given):
         raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them "
-            "out, or begin a new run"
+            f"--resume: these flags would make it another run: {different}. Leave them out, or "
+            "begin a new run"
         )
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
     """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
-
-    Settings that decide the result must stay, except for those of the run's end, and what the
-    algorithm's `may_change` names.
-    """
+    The run's end may change, and what the algorithm's `may_change` names."""
     if saved.algorithm_name != given.algorithm_name:
         return f"--algorithm {saved.algorithm_name} in the run, {given.algorithm_name} now"
     names = ("iterations", "env_steps", "stop_at", *saved.algorithm.may_change)
@@ -226,14 +215,8 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
 
 
 def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> None:
-    """Add a line: when the run began or went on, by which command, after how many iterations, with
-    which code and versions. Raises UsageError if the folder cannot be written to.
-
-    Args:
-        folder: the run folder.
-        arguments: the words of the command line.
-        iterations: those that were done before.
-    """
+    """Add a line: when the run began or went on, by which words of the command line, after how
+    many iterations, with which code and versions. Raises UsageError if that cannot be written."""
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["main.py", *arguments]),
@@ -253,28 +236,24 @@ def package_version() -> str:
     """The package's version and, in a git repository of its own, the commit, with "changed" where
     files differ from it."""
     root = Path(flame_rl.__file__).parent.parent
-    # A hook of git sets variables that name another repository.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-
-    def git(*words: str) -> str:
+    if not (root / ".git").exists():
+        return flame_rl.__version__
+    try:
         done = subprocess.run(
-            ["git", "-C", str(root), *words],
-            env=environment,
+            ["git", "-C", str(root), "status", "--porcelain=v2", "--branch"],
+            # A hook of git sets variables that name another repository.
+            env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_GIT_SECONDS,
             check=True,
         )
-        return done.stdout.strip()
-
-    try:
-        if not (root / ".git").exists():
-            return flame_rl.__version__
-        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
     except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
         return flame_rl.__version__
-    return f"{flame_rl.__version__}, commit {commit}{', changed' if changes else ''}"
+    lines = done.stdout.splitlines()
+    changed = ", changed" if any(not line.startswith("#") for line in lines) else ""
+    return f"{flame_rl.__version__}, commit {lines[0].split()[-1]}{changed}"
 
 
 def library_versions() -> dict[str, str]:

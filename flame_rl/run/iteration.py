@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -66,18 +67,18 @@ def learn_iteration(
     experiment, rewards, episodes = config.experiment, learner.rewards, collected.episodes
     after = done.plus(len(episodes), episodes.steps)
     began, arrived = times
-    own = rewards.raw(episodes)
-    learned = rewards.shaped(episodes, own)
+    raw = rewards.raw(episodes)
+    learned = rewards.shaped(episodes, raw)
     losses = learner.update(learned, progress(experiment, done))
     updated = time.perf_counter()
-    returns = np.array([episode.rewards.sum() for episode in own])
+    returns = np.array([episode.rewards.sum() for episode in raw])
     evaluation, every, mean_return = None, experiment.evaluate_every, None
     if every is None:
         mean_return = float(returns.mean())
     elif after.iterations % every == 0 or progress(experiment, after) >= 1:
         snapshot = learner.snapshot()
-        indices = tuple(range(experiment.evaluate_episodes))
-        request = make_request(config, spec, done.iterations, indices, snapshot.version)
+        count = range(experiment.evaluate_episodes)
+        request = make_request(config, spec, done.iterations, count, snapshot.version)
         request = replace(request, stream="validation", explore=False)
         evaluated = backend.collect(snapshot, request).episodes
         evaluation = evaluation_of(evaluated, request.agents, rewards)
@@ -128,22 +129,18 @@ def training_request(
             count = max(1, round(steps / (expected * spec.agent_count)))
         elif count is None:
             count = math.ceil(steps / ((spec.time_limit or steps) * spec.agent_count))
-    return make_request(config, spec, done.iterations, tuple(range(count)), version)
+    return make_request(config, spec, done.iterations, range(count), version)
 
 
 def make_request(
-    config: TrainConfig,
-    spec: EnvironmentSpec,
-    iteration: int,
-    indices: tuple[int, ...],
-    version: int,
+    config: TrainConfig, spec: EnvironmentSpec, iteration: int, indices: Iterable[int], version: int
 ) -> CollectRequest:
     """The request for training episodes of an iteration, given the policy `version`."""
     return CollectRequest(
         environment=environment_of(config, spec.env_id),
         run_seed=config.experiment.seed,
         iteration=iteration,
-        indices=indices,
+        indices=tuple(indices),
         policy_version=version,
         columns=recorded_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
         agents=spec.agent_count,

@@ -34,16 +34,11 @@ class Policy:
         action = policy.act(observation)
         actions = policy.act_all(observations)
 
-    Attributes:
-        spec: the description of the environment that it was trained in, with its spaces.
-        updates: the number of updates that made it.
+    `spec` describes the environment that it was trained in; `updates` updates made it.
     """
 
     def __init__(
-        self,
-        snapshot: PolicySnapshot,
-        spec: EnvironmentSpec,
-        seed: int | np.random.Generator = 0,
+        self, snapshot: PolicySnapshot, spec: EnvironmentSpec, seed: int | np.random.Generator = 0
     ) -> None:
         """`seed` decides the actions that are sampled."""
         self.spec, self.updates = spec, snapshot.version
@@ -58,16 +53,10 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path, best: bool = False, seed: int = 0) -> Policy:
-        """The policy of the newest checkpoint of a run folder, or of a checkpoint file.
-
-        Args:
-            path: a run folder, or a file that `Trainer.save` or a run wrote.
-            best: use the run folder's best checkpoint, not its newest.
-            seed: decides the actions that are sampled.
-
-        Raises:
-            UsageError: there is no sound checkpoint, or it does not fit the networks in model.py.
-        """
+        """The policy of the newest checkpoint of a run folder (with `best`, of its best one), or of
+        a file that `Trainer.save` or a run wrote; `seed` decides the actions that are sampled.
+        Raises UsageError if there is no sound checkpoint, or it does not fit the networks in
+        model.py."""
         from flame_rl.learner.make import make_learner
 
         path = Path(path)
@@ -108,8 +97,8 @@ class Policy:
         Args:
             observations: as the environment returns them; with a memory, one of each episode that
                 has begun.
-            explore: whether to sample; otherwise the policy's mean, or the choice that is likeliest
-                or worth most. Noise that depends on the step before goes on from call to call.
+            explore: whether to sample, with noise that may depend on the step before; otherwise the
+                policy's mean, or the choice that is likeliest or worth most.
             action_masks: what each observation allows, as the environment returns it; for a policy
                 that was trained with masks, and for no other.
 
@@ -117,19 +106,15 @@ class Policy:
             Elements of the action space, of the types that `sample` gives.
 
         Raises:
-            ValueError: an observation is not of the observation space, or is not finite; a mask is
-                wrong or missing; or the policy has a memory, and not as many episodes have begun.
+            ValueError: an observation is not of the space, or not finite; a mask is wrong or
+                missing; or the policy has a memory, and not as many episodes have begun.
         """
         policy, count = self._policy, len(observations)
-        if policy.remembers and not self._playing:
-            raise ValueError(
-                "episode: none has begun, and this policy remembers what it observed in one; "
-                "say that one begins whenever the environment was reset"
-            )
         if policy.remembers and count != self._playing:
+            begun = f"{self._playing} had begun" if self._playing else "none has begun"
             raise ValueError(
-                f"observations: {count}, and this policy remembers what it observed in "
-                f"{self._playing} episodes, which began together; give one of each"
+                f"episode: {begun}, and {count} are observed; this policy remembers what it "
+                "observed in each: say that episodes begin whenever environments were reset"
             )
         if count != len(self._noise):
             self.begin(count)

@@ -11,11 +11,8 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class PrefetchingBackend:
-    """A backend around another one, which can begin to collect before it is asked to.
-
-    Attributes:
-        begun: the request that was begun last and not yet fetched.
-    """
+    """A backend around another one, which can begin to collect before it is asked to; `begun` is
+    the request that was begun last and not yet fetched."""
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""
@@ -40,7 +37,6 @@ class PrefetchingBackend:
 
     @property
     def listener(self) -> Listener | None:
-        """See `Backend`."""
         return self._backend.listener
 
     @listener.setter

@@ -14,8 +14,7 @@ from flame_rl.settings.experiment import Experiment
 class Totals:
     """The progress of a run: what is done since the start, and of the last iteration the mean
     steps per episode (0 before the first), how many times as long as before they are (1 to 2), and
-    the mean return: of its evaluation, or with no evaluations in the run of its episodes; None
-    where none was due."""
+    the mean return, of its evaluation where the run has some (None where none was due)."""
 
     iterations: int = 0
     episodes: int = 0
@@ -65,12 +64,11 @@ class Timing:
     """Measured times and traffic of an iteration; they differ from run to run.
 
     Attributes:
-        collecting: seconds from asking for the episodes to having them all; with `overlap` they
-            may have been on their way.
-        updating, evaluating: seconds of the learner's update, and of the evaluation.
+        collecting, updating, evaluating: seconds; with `overlap`, episodes may have been on their
+            way before they are asked for.
         waiting: seconds in which this process had nothing to do while episodes were collected.
-        env_steps_per_second: steps of all workers together, by the seconds that collecting took.
-        bytes_out, bytes_in: bytes sent to the workers and received from them.
+        env_steps_per_second: of all workers together, by the seconds that collecting took.
+        bytes_out, bytes_in: to the workers and from them.
         retries, dropped: tasks that were sent again, and answers that came too late.
     """
 
@@ -97,8 +95,7 @@ class IterationResult:
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
-        reward_parts, outcomes: by name, the means over this iteration's episodes of each part's
-            undiscounted sum and of each outcome; see `Rewards.means`.
+        reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
         mean_return: see `Totals`.
     """
 

@@ -28,18 +28,14 @@ class Checkpointer:
     """Saves a run's state every N iterations, and when asked to; and the best.
 
     The best is the policy of the best evaluation; without evaluations, the policy that collected
-    the best mean return of training, which is the one before that iteration's update, or with
-    `overlap` one update earlier. Where the run goes on from before it, it stays until that part is
-    played again, or a later checkpoint is left behind.
+    the best mean return of training, from before that iteration's update, or with `overlap` one
+    update earlier. Where the run goes on from before it, it stays until that part is played again,
+    or a later checkpoint is left behind.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
-        """
-        Args:
-            folder: the run folder.
-            trainer: does the run.
-            tables: by file name, all text of each CSV file, whether it is on disk yet or not.
-        """
+        """`tables` has, by file name, all text of each CSV file, whether it is on disk yet or not;
+        `folder` is the run's."""
         self._folder = folder / CHECKPOINTS_NAME
         self._best_path = self._folder / BEST_NAME
         self._trainer, self._tables = trainer, tables

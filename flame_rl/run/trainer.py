@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
+from flame_rl.run import checks, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
@@ -29,27 +30,13 @@ from flame_rl.run.checkpoint import (
     find_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.checks import (
-    environment_warnings,
-    own_networks,
-    refuse_impossible_sizes,
-    refuse_large_observations,
-    refuse_many_episodes,
-    what_says_more,
-)
 from flame_rl.run.evaluation import Evaluation, evaluation_of
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
 from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
-from flame_rl.run.transfer import (
-    begin_from,
-    load_state,
-    refuse_another_environment,
-    refuse_other_spaces,
-    what_differs,
-)
+from flame_rl.run.transfer import begin_from, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.execution import Output
@@ -81,14 +68,11 @@ class Trainer:
                 print(result.iteration, result.reward_mean)
 
     Attributes:
-        config: as given, with the device that `auto` means here, and the number of environments
-            that a process holds.
-        spec, note: the environment's description, and what to know of it, a line each; and what was
-            taken of the run that this one begins with.
+        config: as given, with the device and the number of environments chosen here.
+        spec, note: the environment's description, and what to know of it and of `from_`.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
-        totals, before: the progress of the run, and a copy of the state before the latest
-            iteration; None before the first.
+        totals, before: the progress, and a copy of the state before the latest iteration, if any.
         tables: the text of a resumed run's CSV files, by file name.
         stop: set while the user asks to stop.
         warnings: for the user, about the environment or a resumed run.
@@ -108,9 +92,8 @@ class Trainer:
                 effect until `resume_run` is called.
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
-            reports: whether the caller writes and shows what `config.output` asks for, as the
-                command line does, and calls `resume_run`. Otherwise settings that would have no
-                effect are refused.
+            reports: for the command line, which carries out `config.output` and calls `resume_run`;
+                otherwise settings of output are refused.
 
         Raises:
             UsageError: the environment or a setting cannot be used.
@@ -134,14 +117,14 @@ class Trainer:
                 f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
-        refuse_impossible_sizes(config)
+        checks.refuse_impossible_sizes(config)
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
             self._backend = PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
-            with own_networks():
+            with checks.own_networks():
                 unless_stopped(self.stop, lambda: importlib.import_module("model"))
                 self._make_learner()
             if not reports:
@@ -165,12 +148,12 @@ class Trainer:
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
         if spec.differs:
-            differs = f"{spec.differs}{what_says_more(experiment)}"
+            differs = f"{spec.differs}{checks.what_says_more(experiment)}"
             if self.config.execution.strict:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
-        self.warnings += environment_warnings(self.config, self.spec)
-        self.warnings += refuse_large_observations(self.config, self.spec)
+        self.warnings += checks.environment_warnings(self.config, self.spec)
+        self.warnings += checks.refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
@@ -209,9 +192,8 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
-            environment: new values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy in
-                another environment with the same spaces, not to train it; what is None or empty is
-                the run's, but another `env` has none of its arguments.
+            environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
+                in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
@@ -233,10 +215,8 @@ class Trainer:
         _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
-        refuse = refuse_other_spaces if other else refuse_another_environment
         try:
-            refuse(checkpoint.spec, trainer.spec, path)
-            trainer._take_up(checkpoint, path)
+            trainer._take_up(checkpoint, path, elsewhere=bool(other))
         except BaseException:
             trainer.close()
             raise
@@ -245,22 +225,16 @@ class Trainer:
         return trainer
 
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
-        """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
-        A run that was never saved, or a new one, begins at the beginning.
-
-        `found` is what `find_checkpoint` returned for it, if it was called.
-
-        Raises:
-            UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
-                fit config.json or the networks in model.py.
-        """
+        """Continue the run that `config.output.resume` names, a folder or a checkpoint in one, or
+        begin. `found` is what `find_checkpoint` returned for it, if it was called. Raises
+        UsageError if no checkpoint can be used, or the newest sound one does not fit config.json or
+        model.py."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
             path = None
         if path is None:
-            self._begin()
-            return
+            return self._begin()
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
         if different := differences(saved, self.config):
@@ -268,11 +242,13 @@ class Trainer:
                 f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
                 f"{different}. Write the run's values back, or begin a new run"
             )
-        refuse_another_environment(checkpoint.spec, self.spec, path)
         self._take_up(checkpoint, path)
         self.warnings += damaged + what_differs(checkpoint, self.config)
 
-    def _take_up(self, checkpoint: Checkpoint, path: Path) -> None:
+    def _take_up(self, checkpoint: Checkpoint, path: Path, elsewhere: bool = False) -> None:
+        """Load a checkpoint; `elsewhere` says that its policy acts in another environment."""
+        refuse = transfer.refuse_other_spaces if elsewhere else transfer.refuse_another_environment
+        refuse(checkpoint.spec, self.spec, path)
         load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
 
@@ -307,29 +283,23 @@ class Trainer:
     @ONE_BLAS_THREAD
     def iterate(self, backend: Backend) -> IterationResult:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
-        collects. Raises as `train` does."""
-        given = self.learner, backend, self.config, self.spec, self.totals
+        collects. Raises as `train` does; learner and totals are then as they were before."""
+        learner = self.learner
+        given = learner, backend, self.config, self.spec, self.totals
         collected, times = collect_iteration(*given)
-        with self._undone_if_it_fails():
-            result, totals = learn_iteration(*given, collected, times)
-            end_if_stopped()
-            self.totals = totals
-        return result
-
-    @contextlib.contextmanager
-    def _undone_if_it_fails(self) -> Iterator[None]:
-        """If the block fails or is interrupted, learner and totals are as they were before."""
-        done, learner = self.totals, self.learner
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
-        self.before = RunState(done, before)
+        self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                yield
+                result, totals = learn_iteration(*given, collected, times)
+                end_if_stopped()
+                self.totals = totals
             except BaseException:
                 learner.load_state_dict(before)
-                self.totals = done
+                self.totals = self.before.totals
                 raise
+        return result
 
     def __iter__(self) -> Iterator[IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
@@ -352,13 +322,12 @@ class Trainer:
             episodes: their number.
             explore: whether to sample actions as in training; otherwise each action is the policy's
                 mean, or the choice that is likeliest or worth most.
-            seed: decides the episodes, which are the same for every policy and differ from all
-                training episodes.
+            seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
         Raises:
-            UsageError, RunError, Interrupted: as in `train`; UsageError also for a number of
-                episodes that does not fit into memory, and for a file that cannot be written.
+            UsageError, RunError, Interrupted: as in `train`; UsageError also for too many episodes
+                for the memory, and for a file that cannot be written.
             TypeError: `episodes` or `seed` is no integer.
         """
         request = self.evaluation_request(episodes, explore, seed)
@@ -375,20 +344,17 @@ class Trainer:
         episodes, seed = operator.index(episodes), operator.index(seed)
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        refuse_many_episodes(episodes)
+        checks.refuse_beyond_memory("episodes", episodes)
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
         version = self.learner.snapshot().version
-        request = make_request(self.config, self.spec, 0, tuple(range(episodes)), version)
+        request = make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration.
-
-        Raises:
-            UsageError: there is no such number; else as in `train`.
-        """
+        """Collect only the episode `config.output.reproduce` of the next iteration. Raises
+        UsageError if it names none; else as `train` does."""
         if self.config.output.reproduce is None:
             raise UsageError("--reproduce: name an episode of the next iteration")
         self._refuse_if_closed()
@@ -428,8 +394,8 @@ class Trainer:
             self.files.keep_in(folder)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that `load` reads; replayed experience goes to a folder beside it,
-        PATH.replay. Raises RunError if the disk refuses."""
+        """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
+        Raises RunError if the disk refuses."""
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:

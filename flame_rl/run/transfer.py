@@ -3,6 +3,7 @@ networks and normalisation, layer by layer, and its replay memory."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -33,7 +34,7 @@ _BEST = "best"
 _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
-_PLACED = re.compile(r"(.*\bnetwork\.)(\d+)(\..*)")
+_PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
 
 
 # A run's own checkpoint
@@ -56,16 +57,17 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
     warnings, settings = [], config.algorithm
     before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
-    if settings.learning_rate_decay and before != now:
-        warnings.append(
-            f"learning rates fall to 0 at the end of the run: with {now} in place of {before}, "
-            "results differ from now on"
-        )
-    if isinstance(settings, Prioritized) and settings.prioritized and before != now:
-        warnings.append(
-            "the exponent of the importance weights rises to 1 at the end of the run: with "
-            f"{now} in place of {before}, results differ from now on"
-        )
+    scheduled = {
+        "learning rates fall to 0": settings.learning_rate_decay,
+        "the exponent of the importance weights rises to 1": isinstance(settings, Prioritized)
+        and settings.prioritized,
+    }
+    for what, there in scheduled.items():
+        if there and before != now:
+            warnings.append(
+                f"{what} at the end of the run: with {now} in place of {before}, results differ "
+                "from now on"
+            )
     then = TrainConfig.from_data(checkpoint.config).execution.device
     if then != (device := config.execution.device):
         warnings.append(
@@ -124,13 +126,12 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: P
 def form_of(space: spaces.Space) -> object:
     """All of a space but its bounds, to be compared."""
     match space:
-        case spaces.Dict():
-            # In their order, which is that of the network's inputs.
+        case spaces.Dict():  # in the order of the network's inputs
             return [(name, form_of(each)) for name, each in space.items()]
         case spaces.Tuple():
             return [form_of(each) for each in space]
         case spaces.Discrete():
-            return "Discrete", int(space.n)
+            return int(space.n)
         case spaces.MultiDiscrete():
             return "MultiDiscrete", space.nvec.tolist()
     return type(space).__name__, space.shape, str(space.dtype)
@@ -140,8 +141,8 @@ def form_of(space: spaces.Space) -> object:
 
 
 def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[str]] | None:
-    """Give a new learner what fits of the run that `config.experiment.from_` names; None if it
-    names none. All else begins anew: optimisers, versions, counters, random numbers.
+    """Give a new learner what fits of the run that `config.experiment.from_` names, if any. All
+    else begins anew: optimisers, versions, counters, random numbers.
 
     Returns:
         The SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
@@ -151,7 +152,6 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
         UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
             it fits, or with `with_replay` its replay memory does not.
     """
-
     path, settings = config.experiment.from_, config.algorithm
     with_replay = isinstance(settings, Replay) and settings.with_replay
     if path is None:
@@ -181,8 +181,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
             "the flag out"
         )
     if with_replay:
-        _take_replay(learner, config, checkpoint, files_of(run), source)
-        parts.append("replay")
+        parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
         warnings.append(
@@ -199,9 +198,9 @@ def _normalizes(state: State) -> bool:
 
 def _take_replay(
     learner: Learner, config: TrainConfig, checkpoint: Checkpoint, files: Path, source: str
-) -> None:
-    """Add the other run's episodes to the replay memory. The gradient steps that are due for them
-    count as taken: what comes is learned from at the usual pace."""
+) -> str:
+    """Add the other run's episodes to the replay memory, and return its name. The gradient steps
+    that are due for them count as taken: what comes is learned from at the usual pace."""
     from flame_rl.learner.off_policy.update import gradient_steps_due
 
     state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
@@ -212,20 +211,19 @@ def _take_replay(
     except (KeyError, ValueError, OSError) as error:
         raise UsageError(f"--with-replay: {files}: {error}") from error
     learner.algorithm.steps.count = gradient_steps_due(config.algorithm, replay.env_steps, 0)
+    return REPLAY
 
 
 def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     """Give a new learner what fits of a state that another one's `state_dict` returned.
 
-    A layer is taken where all its arrays have the names and shapes of the other's, and moments
-    where they have the shapes. In these names, layers of a network are counted from the first that
-    has arrays: the one that selects --policy-observations has none. A network that begins as a copy
-    of another, such as a target network, is a copy again. Optimisers, counts and the replay memory
-    are as they were.
+    A layer is taken where the names and shapes of all its arrays fit, and so are moments. Layers
+    are counted from the first with arrays: the one that selects --policy-observations has none.
+    Copies of networks, such as target networks, are copies again.
 
     Returns:
-        The names of the parts of which something was taken; and why layers were not. Without parts
-        if no weights fit; the learner is then unchanged.
+        The names of the parts of which something was taken, none if no weights fit; and why layers
+        were not.
     """
     from flame_rl.learner.training.trained import modules_in
 
@@ -233,10 +231,9 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     new = {name: array.copy() for name, array in learner.state_dict().items()}
     own = {part: _part_of(new, part) for part in modules}
     copies: dict[str, str] = {}
-    for number, copy in enumerate(modules):
-        for source in list(modules)[:number]:
-            if source not in copies and _same(own[copy], own[source]):
-                copies[copy] = source
+    for source, copy in itertools.combinations(modules, 2):
+        if source not in copies and _same(own[copy], own[source]):
+            copies[copy] = source
     parts = (*(name for name in modules if name not in copies), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts)
     # Biases and the moments of returns may fit anything.
@@ -266,21 +263,20 @@ def _same(left: State, right: State) -> bool:
 def _named_as_in(new: State, old: State) -> State:
     """The old arrays, with the first layer of each network at the place that it has in the new."""
     there, here = _first_places(old), _first_places(new)
-    named = {}
-    for name, array in old.items():
-        if (found := _PLACED.fullmatch(name)) and found[1] in here:
-            place = int(found[2]) - there[found[1]] + here[found[1]]
-            name = f"{found[1]}{place}{found[3]}"
-        named[name] = array
-    return named
+
+    def renamed(found: re.Match[str]) -> str:
+        network, place, rest = found.groups()
+        moved = here.get(network, there[network]) - there[network]
+        return f"{network}{int(place) + moved}{rest}"
+
+    return {_PLACED.sub(renamed, name): array for name, array in old.items()}
 
 
 def _first_places(names: Iterable[str]) -> dict[str, int]:
     """By network, the place of its first layer with arrays."""
-    first: dict[str, int] = {}
-    for found in filter(None, map(_PLACED.fullmatch, names)):
-        first[found[1]] = min(int(found[2]), first.get(found[1], int(found[2])))
-    return first
+    found = [match.group(1, 2) for match in map(_PLACED.fullmatch, names) if match]
+    # The last one to be set is the least.
+    return dict(sorted(((n, int(place)) for n, place in found), reverse=True))
 
 
 def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, list[str]]:
@@ -290,18 +286,18 @@ def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, lis
     for name in new:
         if name.partition(".")[0] in parts:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
-    taken, left, there = {}, [], {name.partition(".")[0] for name in old}
+    taken, left, there = {}, {}, {name.partition(".")[0] for name in old}
     for layer, names in layers.items():
+        part = layer.partition(".")[0]
         unlike = [n for n in names if n in old and _shape(old[n]) != _shape(new[n])]
         if unlike:
-            first = unlike[0]
-            left.append(f"{first} is {_shape(old[first])} there and {_shape(new[first])} here")
+            was, now = _shape(old[unlike[0]]), _shape(new[unlike[0]])
+            left[f"{unlike[0]} is {was} there and {now} here"] = True
         elif all(name in old for name in names):
             taken |= {name: old[name] for name in names}
         else:
-            part = layer.partition(".")[0]
-            left.append(f"{layer if part in there else part} is not there")
-    return taken, list(dict.fromkeys(left))
+            left[f"{layer if part in there else part} is not there"] = True
+    return taken, list(left)
 
 
 def _shape(array: np.ndarray) -> str:

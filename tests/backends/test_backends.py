@@ -12,17 +12,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import ClassVar
 
-import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Transport, gather
 from flame_rl.backends.inline import InlineBackend
-from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment
@@ -37,7 +36,7 @@ from tests.helpers import (
     together,
 )
 
-PATIENCE = Patience(60, episodes=100_000, megabytes=4096)
+DEADLINES = Deadlines(60, episodes=100_000, megabytes=4096)
 SNAPSHOT = random_snapshot(4, 2, False)
 REQUEST = request_for("CartPole-v1", range(11))
 
@@ -63,10 +62,9 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
         return submit(data)
 
     transport = Transport(sent, in_flight, failed=failed)
-    shares = Shares(in_flight)
-    sizes = [task_size] * (11 // task_size) + [11 % task_size] * (11 % task_size > 0)
-    shares.of = lambda episodes: sizes
-    return gather(SNAPSHOT, REQUEST, transport, shares, stop or threading.Event())
+    sizes = TaskSizes(in_flight)
+    sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
+    return gather(SNAPSHOT, REQUEST, transport, sizes, stop or threading.Event())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
@@ -83,10 +81,10 @@ def test_task_size_changes_no_bit_and_episodes_are_sorted(task_size):
 @pytest.mark.parametrize("workers", [1, 2, 5, 64])
 @pytest.mark.parametrize("episode_seconds", [1e-4, 0.02, 0.3, 40.0])
 @pytest.mark.parametrize("episodes", [1, 7, 100, 1000])
-def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, episodes):
-    shares = Shares(workers)
+def test_tasks_are_worth_sending_and_end_together(workers, episode_seconds, episodes):
+    task_sizes = TaskSizes(workers)
     for known in (False, True):
-        sizes = shares.of(episodes)
+        sizes = task_sizes.split(episodes)
         assert sum(sizes) == episodes and min(sizes) >= 1
         assert len(sizes) >= min(workers, episodes)
         assert sizes == sorted(sizes, reverse=True)
@@ -99,24 +97,24 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
             assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
-        shares.took(episodes, episodes * episode_seconds / workers, [])
+        task_sizes.learn(episodes, episodes * episode_seconds / workers, [])
 
 
 def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
     """In the time of a task it can send 200 a second, and so 200 tasks' worth to 200 workers."""
-    shares = Shares(200)
-    shares.took(10_000, 10_000 * 0.05 / 200, [])
-    assert len(shares.of(10_000)) / 200 <= 10_000 * 0.05 / 200
+    task_sizes = TaskSizes(200)
+    task_sizes.learn(10_000, 10_000 * 0.05 / 200, [])
+    assert len(task_sizes.split(10_000)) / 200 <= 10_000 * 0.05 / 200
 
 
 @pytest.mark.parametrize("episodes", [1, 15, 16, 17, 100, 1000])
 def test_tasks_keep_all_processes_of_an_executor_busy(episodes):
-    shares = Shares(4, together=16)
+    task_sizes = TaskSizes(4, together=16)
     for _ in range(2):
-        sizes = shares.of(episodes)
+        sizes = task_sizes.split(episodes)
         assert sum(sizes) == episodes and all(size % 16 == 0 for size in sizes[:-1])
         assert sizes[-1] > 0
-        shares.took(episodes, 1.0 * math.ceil(episodes / 64), [])
+        task_sizes.learn(episodes, 1.0 * math.ceil(episodes / 64), [])
 
 
 def test_no_more_in_flight_than_allowed():
@@ -201,7 +199,7 @@ def test_workers_that_die_before_they_play_cost_no_episode_an_attempt():
 def test_a_worker_that_is_killed_while_it_describes_is_asked_again():
     """At moments spread over its start; one that dies ten times in a row is given up."""
     began = time.monotonic()
-    backend = ProcessBackend(1, PATIENCE, threading.Event())
+    backend = ProcessBackend(1, DEADLINES, threading.Event())
     environment = Environment(environment_id("Server"))
     try:
         expected = backend.describe(environment)
@@ -227,10 +225,9 @@ def test_what_happens_to_several_episodes_together_counts_against_none():
 
     def submit(data):
         indices = codec.decode_request(data).indices
-        if len(indices) > 1:
-            return done(crash)
         tries[indices] += 1
-        return done(crash if tries[indices] < MAX_ATTEMPTS else answer(data))
+        played = len(indices) == 1 and tries[indices] == MAX_ATTEMPTS
+        return done(answer(data) if played else crash)
 
     assert_same_episodes(gather_with(submit, task_size=4).episodes, EXPECTED)
 
@@ -275,8 +272,8 @@ def test_backends_agree_to_the_bit():
     collected = []
     for make in (
         InlineBackend,
-        lambda stop: ProcessBackend(1, PATIENCE, stop),
-        lambda stop: ProcessBackend(3, PATIENCE, stop),
+        lambda stop: ProcessBackend(1, DEADLINES, stop),
+        lambda stop: ProcessBackend(3, DEADLINES, stop),
     ):
         backend = make(threading.Event())
         spec = backend.describe(Environment(spec_id))
@@ -300,7 +297,7 @@ def test_a_listener_hears_how_much_has_been_played(workers):
     env_id = environment_id("Slow")
     request = request_for(env_id, range(8))
     stop, spec = threading.Event(), described(env_id)
-    backend = ProcessBackend(workers, PATIENCE, stop) if workers else InlineBackend(stop)
+    backend = ProcessBackend(workers, DEADLINES, stop) if workers else InlineBackend(stop)
     try:
         backend.describe(request.environment)
         backend.listener = Listener()
@@ -318,7 +315,7 @@ def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
     env_id = environment_id("KillFault")
     request = request_for(env_id, range(6))
     snapshot = random_snapshot(1, 2, False)
-    backend = ProcessBackend(2, PATIENCE, threading.Event())
+    backend = ProcessBackend(2, DEADLINES, threading.Event())
     try:
         first = backend.collect(snapshot, request)
         again = backend.collect(snapshot, request)
@@ -332,7 +329,7 @@ def test_a_slow_worker_holds_up_nobody_and_lives_on(tmp_path, monkeypatch):
     """A task of six episodes takes it 6 seconds, and the others 0.12."""
     monkeypatch.setenv("FAULT_MARKER", str(tmp_path / "marker"))
     request = request_for(environment_id("OneIsSlow"), range(18))
-    backend = ProcessBackend(3, PATIENCE, threading.Event())
+    backend = ProcessBackend(3, DEADLINES, threading.Event())
     began = time.monotonic()
     try:
         collected = [backend.collect(random_snapshot(1, 2, False), request) for _ in range(4)]
@@ -346,22 +343,3 @@ def test_a_slow_worker_holds_up_nobody_and_lives_on(tmp_path, monkeypatch):
     for each in collected:
         assert_same_episodes(each.episodes, collected[0].episodes)
         assert each.retries == 0
-
-
-def test_close_leaves_no_process():
-    backend = ProcessBackend(2, PATIENCE, threading.Event())
-    backend.describe(Environment("CartPole-v1"))
-    children = psutil.Process().children(recursive=True)
-    assert len(children) == 2
-    backend.close()
-    assert psutil.wait_procs(children, timeout=SOON)[1] == []
-
-
-@pytest.mark.parametrize("make", [InlineBackend, lambda stop: ProcessBackend(1, PATIENCE, stop)])
-def test_an_unknown_environment_is_the_users_to_correct(make):
-    backend = make(threading.Event())
-    try:
-        with pytest.raises(UsageError, match="nearest names: CartPole-v1"):
-            backend.describe(Environment("CartPoll-v1"))
-    finally:
-        backend.close()

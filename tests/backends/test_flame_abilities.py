@@ -27,21 +27,10 @@ GOALS = ("--env", "goals:Bits-v1", "--hidden-sizes", "8", "--iterations", "3")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with a run of dqn, "old", and episodes of it, "teacher.npz"."""
     folder = tmp_path_factory.mktemp("before")
-    for words in (
-        (*DQN, *REPLAY, "--local", "--workers", "0", "--output", "old"),
-        (
-            "evaluate",
-            "old",
-            "--episodes",
-            "4",
-            "--local",
-            "--workers",
-            "0",
-            "--record",
-            "teacher.npz",
-        ),
-    ):
-        done = run_here(*words, cwd=folder)
+    here = ("--local", "--workers", "0")
+    record = ["evaluate", "old", "--episodes", "4", "--record", "teacher.npz"]
+    for words in ((*DQN, *REPLAY, "--output", "old"), record):
+        done = run_here(*words, *here, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -60,12 +49,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["from", "demonstrations", "hindsight", "policy-observations"],
 )
 def test_a_run_with_more_than_an_environment_has_the_bytes_of_this_machine(
-    flags: tuple[str, ...],
-    flame: Flame,
-    project: Path,
-    local,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    flags: tuple[str, ...], flame: Flame, project: Path, local, tmp_path: Path, request
 ) -> None:
     if any("{}" in flag for flag in flags):
         before = request.getfixturevalue("before")

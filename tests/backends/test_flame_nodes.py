@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -27,19 +28,20 @@ import pytest
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame.backend import FlameBackend
-from flame_rl.backends.flame.room import Wish
+from flame_rl.backends.flame.cluster import ExecutorRequest
 from flame_rl.backends.inline import InlineBackend
-from flame_rl.backends.patience import Patience
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes
-from tests.flame_fixtures import finish, run, start
+from tests.flame_fixtures import finish, rows, run, start, wait_until
 from tests.flame_nodes import FlameNodes
 from tests.helpers import assert_same_episodes, random_snapshot, request_for
 from tests.memory_flame import MemoryFlame, link_packages
 
 TINY, SLOW = "pace_env:Tiny-v0", "pace_env:SlowPace-v0"
 SNAPSHOT = random_snapshot(3, 2, False)
+CANNOT = r"cannot start.*failed to install the package"
 
 
 class Heard:
@@ -93,9 +95,11 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 def another(install: bool = True) -> FlameBackend:
     """Another run's, on the cluster of the one that is."""
-    patience = Patience(None, 100_000, 4096)
+    deadlines = Deadlines(None, 100_000, 4096)
     stop = threading.Event()
-    return FlameBackend(Environment(TINY), patience, 20.0, stop, Wish(), install=install)
+    return FlameBackend(
+        Environment(TINY), deadlines, 20.0, stop, ExecutorRequest(), install=install
+    )
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:
@@ -112,14 +116,7 @@ def assert_as_here(found: Episodes, iteration: int, env: str = TINY) -> None:
 
 def look(backend: FlameBackend) -> None:
     """The next time it is asked, Flame is asked again."""
-    backend._watch._asked_at = 0.0
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 100.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    backend._monitor._asked_at = 0.0
 
 
 def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on) -> None:
@@ -195,7 +192,7 @@ def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
     """A node remembers by the application's name that it could not."""
     with MemoryFlame(nodes={"a": 1}) as memory:
         memory.manager.nodes["a"].broken = True
-        with on(memory) as backend, pytest.raises(RunError, match="cannot start"):
+        with on(memory) as backend, pytest.raises(RunError, match=CANNOT):
             collect(backend, 0)
         memory.manager.nodes["a"].broken = False
         with on(memory) as backend:
@@ -216,7 +213,7 @@ def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(o
             # What it needs is still there: for executors that start now, too.
             shutil.rmtree(memory.folder / "apps")
             first._leave_session()
-            first._session = first._open_session()
+            first._open_session()
             assert_as_here(collect(first, 1), 1)
         assert not memory.applications and not memory.objects
         with on(memory) as third:
@@ -241,22 +238,9 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
         else:
             with pytest.raises(RunError, match=r"cannot start.*numpy.*Their image must hold"):
                 collect(backend, 0)
-        (installed,) = (memory.folder / "apps" / backend._runner._name).glob("deps")
+        (installed,) = (memory.folder / "apps" / backend._application.name).glob("deps")
         assert not (installed / "mujoco").exists()
         backend.close()
-
-
-def test_executors_look_for_the_package_where_the_cache_says_that_it_is(
-    on, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client may know the cache by another address, which leads nowhere on a node."""
-    with MemoryFlame(executors=1) as memory:
-        own = memory.cache.endpoint
-        memory.environment["FLAME_CACHE_ENDPOINT"] = own.replace("127.0.0.1", "localhost")
-        with on(memory) as backend:
-            name = backend._runner._name
-            url = memory.manager.applications[name].spec.url
-            assert url == f"{own}/{name}/pkg/{name}.tar.gz"
 
 
 def test_an_object_cache_out_of_the_learners_reach_is_named(on) -> None:
@@ -284,7 +268,7 @@ def test_an_application_without_its_package_is_shipped_again(on) -> None:
             del memory.cache.objects[name]
         # The first has a session of it, so that it stays as it is, and is of no use.
         second = another()
-        assert second._runner._name.startswith(f"{application}-")
+        assert second._application.name.startswith(f"{application}-")
         second.close()
         first.close()
         assert not memory.applications
@@ -298,24 +282,13 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
     """Flame takes them back in a long update, and the other run keeps what it was given."""
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0), 0)
-        now, watch = time.monotonic(), backend._watch
-        backend._tally.last_result = watch._alive_at = backend._began = now - 200
-        backend._most_episodes, watch._taken_at = 0, now
+        now, monitor = time.monotonic(), backend._monitor
+        backend._counters.last_result = monitor._alive_at = backend._began = now - 200
+        backend._most_episodes, monitor._taken_at = 0, now
         backend._give_up_if_lost("none")
-        watch._taken_at = now - 150
+        monitor._taken_at = now - 150
         with pytest.raises(RunError, match="no result"):
             backend._give_up_if_lost("none")
-
-
-def test_a_run_ends_where_no_node_can_install(on) -> None:
-    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
-        for node in memory.manager.nodes.values():
-            node.broken = True
-        with (
-            on(memory) as backend,
-            pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
-        ):
-            collect(backend, 0)
 
 
 def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on) -> None:
@@ -347,7 +320,9 @@ def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
             assert put.is_set()
             wait_until(lambda: not memory.caches[1].objects)
             # As one that comes when nobody waits for it any more.
-            memory.caches[1].objects |= {f"{backend._runner._name}/{backend._session.id}/late": b""}
+            memory.caches[1].objects |= {
+                f"{backend._application.name}/{backend._session.id}/late": b""
+            }
         assert memory.objects == {}
 
 
@@ -418,11 +393,6 @@ def cluster(tmp_path: Path) -> Iterator[FlameNodes]:
         yield flame
 
 
-def rows(folder: Path) -> int:
-    path = folder / "run" / "metrics.csv"
-    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
-
-
 @pytest.mark.cluster
 @pytest.mark.nodes
 @pytest.mark.slow
@@ -467,3 +437,29 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
         "Node gamma cannot start executors: " if fault == "broken" else "Node gamma: no connection"
     )
     assert told in finished.out
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+def test_a_slow_node_sets_nobodys_pace(project: Path, local, tmp_path: Path) -> None:
+    """An episode has 20 steps of 10 ms, on the node gamma ten times as long. What the sum of speeds
+    allows follows from three equal nodes on the same machine."""
+    flags = ("--env", "pace_env:SlowOnGamma-v0", "--iterations", "12", "--episodes-per-iter", "96")
+    took = {}
+    for third in ("delta", "gamma"):
+        folder = tmp_path / third
+        folder.mkdir()
+        with FlameNodes(folder / "cluster") as flame:
+            names = {"alpha", "beta", third}
+            for name in names:
+                flame.start_node(name, cores=1)
+            wait_until(lambda f=flame, n=names: f.nodes() == dict.fromkeys(n, "Ready"))
+            finished = run(project, folder, flame.environment, *flags)
+        assert finished.code == 0, finished.err
+        assert finished.metrics == local(*flags)
+        print(third, finished.collecting)
+        took[third] = statistics.median(finished.collecting[4:])
+    # The environment alone takes 19.2 s at speed 1.
+    assert took["delta"] <= 1.15 * 19.2 / 3
+    assert took["gamma"] <= 1.15 * took["delta"] * 3 / 2.1

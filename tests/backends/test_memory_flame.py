@@ -21,6 +21,7 @@ from flamepy.proto.types_pb2 import ExecutorState
 from flamepy.runner import Runner
 from flamepy.runner.runner import RunnerService
 
+from tests.flame_fixtures import wait_until
 from tests.memory_flame import MemoryFlame
 
 JOB = """
@@ -57,13 +58,6 @@ def deploy() -> tuple[Runner, RunnerService]:
     return runner, runner.service(job.nap)
 
 
-def wait_until(condition, seconds: float = 100.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None:
     old = np.arange(5)
     ref = cache.put_object("app/shared", old)
@@ -87,13 +81,6 @@ def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None
         cache.get_object(ref)
     cache.delete_objects("app/*")
     assert flame.objects == {}
-
-
-def test_files_travel_in_several_chunks(flame: MemoryFlame, tmp_path: Path) -> None:
-    data = os.urandom(2_500_000)
-    (tmp_path / "file").write_bytes(data)
-    assert cache.upload_object("app/pkg/file", str(tmp_path / "file")).version == 1
-    assert flame.objects == {"app/pkg/file": data}
 
 
 def test_service_refuses_to_close_while_a_task_runs(flame: MemoryFlame) -> None:
@@ -140,19 +127,6 @@ def test_executor_with_a_dead_worker_is_a_black_hole(flame: MemoryFlame) -> None
             [e.status.state for e in client.list_executors()] == [ExecutorState.ExecutorUnbinding]
         )
     )
-
-
-def test_package_that_cannot_start_leaves_tasks_pending_and_an_event(flame: MemoryFlame) -> None:
-    Path("job.py").write_text(JOB + "\nif 'FLAME_INSTANCE_ENDPOINT' in os.environ: 1 / 0\n")
-    runner, nap = deploy()
-    nap(0)
-    session = nap._session.id
-    wait_until(lambda: client.get_session(session).events)
-    seen = client.get_session(session)
-    assert "division by zero" in seen.events[0].message
-    assert seen.pending == 1
-    runner.close()
-    assert flame.finished_tasks == {}
 
 
 def test_nothing_is_left_after_exit(flame: MemoryFlame) -> None:

@@ -14,18 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from flame_rl.backends.package import stage_package
+from flame_rl.backends.flame.package import digest_of, stage_package
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment
-from tests.flame_fixtures import SECRET
-from tests.helpers import ROOT
-
-# What travels of this package: three folders, of which nothing but the code, and what makes it one.
-CORE = {"flame_rl/__init__.py", "flame_rl_wheel.py", "pyproject.toml"} | {
-    path.relative_to(ROOT).as_posix()
-    for folder in ("actor", "nets", "wire")
-    for path in (ROOT / "flame_rl" / folder).rglob("*.py")
-}
+from tests.flame_fixtures import CORE, SECRET
 
 
 @pytest.fixture
@@ -65,7 +57,7 @@ def staged(tmp_path, env_id: str, name: str = "staging", wrapper: tuple[str, ...
 def test_only_the_actor_travels(beside, tmp_path):
     package, files = staged(tmp_path, "ant")
     assert files == CORE
-    pinned = dict(requirement.split("==") for requirement in package.dependencies)
+    pinned = dict(requirement.split("==") for requirement in package)
     assert pinned.keys() == {"gymnasium[mujoco]", "mujoco", "numpy"}
     for name, version in pinned.items():
         assert version == importlib.metadata.version(name.partition("[")[0])
@@ -93,19 +85,19 @@ def test_wrappers_travel_as_environments_do(beside, tmp_path):
         "my_env.py",
         *("my_envs/__init__.py", "my_envs/robot.py", "my_envs/assets/robot.xml"),
     }
-    names = {requirement.partition("==")[0] for requirement in package.dependencies}
+    names = {requirement.partition("==")[0] for requirement in package}
     assert names == {"gymnasium[mujoco]", "mujoco", "numpy", "psutil"}
 
 
 def test_a_module_of_an_installed_package_becomes_a_dependency(tmp_path):
     package, files = staged(tmp_path, "psutil:Mine-v0")
-    assert f"psutil=={importlib.metadata.version('psutil')}" in package.dependencies
+    assert f"psutil=={importlib.metadata.version('psutil')}" in package
     assert files == CORE
 
 
 def test_box2d_environments_ask_for_their_extra(tmp_path):
-    package, _ = staged(tmp_path, "LunarLander-v3")
-    assert any(d.startswith("gymnasium[box2d,mujoco]==") for d in package.dependencies)
+    dependencies, _ = staged(tmp_path, "LunarLander-v3")
+    assert any(each.startswith("gymnasium[box2d,mujoco]==") for each in dependencies)
 
 
 def test_a_link_in_the_users_package_is_refused(beside, tmp_path):
@@ -131,11 +123,12 @@ def test_a_module_that_is_not_there_is_refused(tmp_path):
 
 
 def test_the_digest_follows_the_content(beside, tmp_path):
-    first, _ = staged(tmp_path, "my_env:Mine-v0", "1")
-    again, _ = staged(tmp_path, "my_env:Mine-v0", "2")
-    (beside / "my_env.py").write_text("x = 2\n")
-    changed, _ = staged(tmp_path, "my_env:Mine-v0", "3")
-    assert first.digest == again.digest != changed.digest
+    for name in "123":
+        if name == "3":
+            (beside / "my_env.py").write_text("x = 2\n")
+        staged(tmp_path, "my_env:Mine-v0", name)
+    first, again, changed = (digest_of(tmp_path / name) for name in "123")
+    assert first == again != changed
 
 
 def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monkeypatch):
@@ -145,7 +138,7 @@ def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monke
     project = tomllib.loads(Path("pyproject.toml").read_text())
     assert project["build-system"]["requires"] == []
     backend = importlib.import_module(project["build-system"]["build-backend"])
-    with zipfile.ZipFile(backend.build_wheel(tmp_path / "staging")) as wheel:
+    with zipfile.ZipFile(tmp_path / backend.build_wheel(tmp_path)) as wheel:
         names = wheel.namelist()
         folder = "flame_rl_actor-0.1.0.dist-info"
         metadata = message_from_bytes(wheel.read(f"{folder}/METADATA"))
@@ -153,15 +146,12 @@ def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monke
     assert {name.partition("/")[0] for name in names} == {folder}
     assert [line.partition(",")[0] for line in record] == names
     assert metadata["Name"] == "flame-rl-actor"
-    assert metadata.get_all("Requires-Dist") == package.dependencies
+    assert metadata.get_all("Requires-Dist") == package
 
 
 def test_executors_that_have_the_packages_install_none(tmp_path):
-    folder = tmp_path / "staging"
-    folder.mkdir()
-    package = stage_package(folder, Environment("ant"), install=False)
-    assert package.dependencies == []
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert stage_package(tmp_path, Environment("ant"), install=False) == []
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == []
 
 
@@ -214,7 +204,7 @@ def test_several_agents_ask_for_their_packages(beside, tmp_path, monkeypatch, en
         "import pettingzoo.sisl.multiwalker_v9\nimport mpe2.simple_v3\nfrom . import supersuit\n"
     )
     package, files = staged(tmp_path, env_id)
-    asked = dict(requirement.split("==") for requirement in package.dependencies)
+    asked = dict(requirement.split("==") for requirement in package)
     assert asked.keys() - {"gymnasium[mujoco]", "mujoco", "numpy"} == packages
     assert all(asked[name] == versions[name.partition("[")[0]] for name in packages)
     own = {p for p in files - CORE if p.startswith(env_id.replace(".", "/").partition("/")[0])}

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from flame_rl.backends.shares import Shares
-from flame_rl.backends.tasks import Task, Tasks
+from flame_rl.backends.tasks import Task, Tasks, TaskSizes
 from tests.helpers import request_for
 
 # What a task costs a worker, beside playing.
@@ -23,13 +22,13 @@ class Cluster:
 
     Attributes:
         speeds: of each worker.
-        shares: what the learner has learnt of them.
+        sizes: what the learner has learnt of them.
         sent: the number of tasks of the last iteration.
     """
 
     def __init__(self, speeds: Sequence[float], seconds: Callable[[int], float]) -> None:
         """`seconds` of an episode with this index at speed 1."""
-        self.shares = Shares(len(speeds))
+        self.sizes = TaskSizes(len(speeds))
         self.sent = 0
         self.speeds = list(speeds)
         self._now = 0.0
@@ -39,7 +38,7 @@ class Cluster:
         """Returns the seconds of collecting; during the update what is late ends."""
         tasks = Tasks(
             request_for("CartPole-v1", range(episodes)),
-            self.shares.of(episodes),
+            self.sizes.split(episodes),
             len(self.speeds),
             2 * len(self.speeds),
         )
@@ -66,7 +65,7 @@ class Cluster:
             for run in tasks.answered(task, self._now):
                 played.update(task.request.indices[run])
         took = self._now - began
-        self.shares.took(episodes, took, tasks.paces)
+        self.sizes.learn(episodes, took, tasks.paces)
         self._now += update
         assert played == Counter(range(episodes))
         return took
@@ -102,7 +101,7 @@ def test_slow_workers_set_nobodys_pace(speeds, seconds, episodes, first) -> None
 def test_nothing_is_sent_twice_to_equal_workers(workers, seconds) -> None:
     cluster = Cluster([1.0] * workers, uneven(seconds))
     for iteration in range(5):
-        sizes = cluster.shares.of(400)
+        sizes = cluster.sizes.split(400)
         cluster.iteration(400)
         assert cluster.sent == len(sizes)
         if iteration:
@@ -111,14 +110,14 @@ def test_nothing_is_sent_twice_to_equal_workers(workers, seconds) -> None:
 
 def test_a_worker_that_recovers_gets_as_much_as_the_others() -> None:
     cluster = Cluster([1, 1, 0.1], uneven(0.08))
-    before = cluster.shares.of(100)[0]
+    before = cluster.sizes.split(100)[0]
     for _ in range(6):
         cluster.iteration(100)
-    assert cluster.shares.of(100)[0] <= 5
+    assert cluster.sizes.split(100)[0] <= 5
     cluster.speeds[2] = 1
     for _ in range(2):
         cluster.iteration(100)
-    assert cluster.shares.of(100)[0] >= 0.8 * before
+    assert cluster.sizes.split(100)[0] >= 0.8 * before
 
 
 def test_a_late_task_is_sent_twice_from_its_end_and_the_first_answer_counts() -> None:

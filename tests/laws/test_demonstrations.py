@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import Trainer
+from flame_rl.learner.compiled import network as compiled
 from flame_rl.learner.training import adam
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
@@ -112,10 +112,10 @@ def test_an_interrupted_run_goes_on(run, files, wholes, tmp_path, monkeypatch):
         folder = tmp_path / str(at)
         folder.mkdir()
         with monkeypatch.context() as patch:
-            # Before every step, by Python and by machine code.
+            # Before every step, by Python and by compiled code.
             patch.setattr(adam, "end_if_stopped", counted)
-            patch.setattr(epochs, "end_if_stopped", counted)
-            patch.setattr(epochs, "_AT_ONCE", 1)
+            patch.setattr(compiled, "end_if_stopped", counted)
+            patch.setattr(compiled, "_ONE_CALL", 1)
             done = run_here(*flags_of(run, files), "--output", "run", cwd=folder)
         assert done.returncode == 128 + signal.SIGINT, done.stderr
         assert rows(folder / "run") < 1 + SMALL["iterations"]

@@ -26,11 +26,11 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators import choose, plain
 from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.backends import deadlines as deadlines_module
 from flame_rl.backends import inline
-from flame_rl.backends import patience as patience_module
-from flame_rl.backends.patience import Patience
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.tasks import TaskSizes
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import load_newest
 from flame_rl.system.errors import RunError
@@ -145,43 +145,43 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers,
 
 
 def test_the_deadline_follows_the_longest_task():
-    patience = Patience(None, episodes=5, megabytes=6)
-    assert patience.limits() == Limits(1, 600.0, 5, 6)
-    patience.took(1, 0.5)
-    assert patience.limits().deadline == 60.0
-    patience.took(1, 30.0)
-    patience.took(1, 2.0)
-    assert patience.limits().deadline == 300.0
-    fixed = Patience(3.0, episodes=5, megabytes=6)
-    fixed.took(1, 100.0)
+    deadlines = Deadlines(None, episodes=5, megabytes=6)
+    assert deadlines.limits() == Limits(1, 600.0, 5, 6)
+    deadlines.succeeded(1, 0.5)
+    assert deadlines.limits().deadline == 60.0
+    deadlines.succeeded(1, 30.0)
+    deadlines.succeeded(1, 2.0)
+    assert deadlines.limits().deadline == 300.0
+    fixed = Deadlines(3.0, episodes=5, megabytes=6)
+    fixed.succeeded(1, 100.0)
     assert fixed.limits(50).deadline == 3.0
 
 
 def test_the_deadline_follows_the_number_of_episodes():
-    patience = Patience(None, episodes=5, megabytes=6)
-    patience.took(1, 75.0)
-    assert patience.limits(4).deadline == 750.0
-    assert patience.limits(40).deadline == 2 * 40 * 75.0
+    deadlines = Deadlines(None, episodes=5, megabytes=6)
+    deadlines.succeeded(1, 75.0)
+    assert deadlines.limits(4).deadline == 750.0
+    assert deadlines.limits(40).deadline == 2 * 40 * 75.0
     # Side by side they take less than one after another.
-    patience.took(40, 1353.0)
-    assert patience.limits(40).deadline == patience.limits(1).deadline == 13530.0
+    deadlines.succeeded(40, 1353.0)
+    assert deadlines.limits(40).deadline == deadlines.limits(1).deadline == 13530.0
 
 
 def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_size_succeeds():
-    patience = Patience(None, episodes=5, megabytes=6)
-    patience.took(1, 10.0)
-    limits = patience.limits(20)
+    deadlines = Deadlines(None, episodes=5, megabytes=6)
+    deadlines.succeeded(1, 10.0)
+    limits = deadlines.limits(20)
     assert limits.deadline == 400.0
     for _ in range(2):  # killed together
-        patience.was_killed(limits)
-    assert patience.limits(20).deadline == 800.0
-    patience.took(1, 10.0)
-    assert patience.limits(20).deadline == 800.0
+        deadlines.killed(limits)
+    assert deadlines.limits(20).deadline == 800.0
+    deadlines.succeeded(1, 10.0)
+    assert deadlines.limits(20).deadline == 800.0
     for _ in range(3):
-        patience.was_killed(patience.limits(20))
-    assert patience.limits(20).deadline == 1600.0
-    patience.took(20, 30.0)
-    assert patience.limits(20).deadline == 300.0
+        deadlines.killed(deadlines.limits(20))
+    assert deadlines.limits(20).deadline == 1600.0
+    deadlines.succeeded(20, 30.0)
+    assert deadlines.limits(20).deadline == 300.0
 
 
 @pytest.mark.slow
@@ -189,18 +189,18 @@ def test_tasks_of_several_episodes_get_the_time_that_their_resets_take(monkeypat
     """Resets are done one after another. The first two large tasks are killed, and their episodes,
     played alone, tell how long the next two may take."""
     for name, seconds in (("FIRST_SECONDS", 2.5), ("LEAST_SECONDS", 0.1)):
-        monkeypatch.setattr(patience_module, name, seconds)
+        monkeypatch.setattr(deadlines_module, name, seconds)
     # Ten times the start of a killed worker's successor would be enough here.
-    monkeypatch.setattr(patience_module, "TIMES_THE_LONGEST", 1.5)
-    backend = ProcessBackend(2, Patience(None, 1000, 4096), threading.Event())
+    monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.5)
+    backend = ProcessBackend(2, Deadlines(None, 1000, 4096), threading.Event())
     snapshot = random_snapshot(1, 2, False)
     try:
         backend.collect(snapshot, request_for(environment_id("SlowReset"), range(2)))
         # The time of processes that still import is no measure.
-        backend._patience, backend.shares = Patience(None, 1000, 4096), Shares(2)
+        backend.deadlines, backend.sizes = Deadlines(None, 1000, 4096), TaskSizes(2)
         request = request_for(environment_id("SlowReset"), range(70))
         retries = [backend.collect(snapshot, request).retries for _ in range(3)]
-        assert max(backend.shares.of(70)) > 20
+        assert max(backend.sizes.split(70)) > 20
     finally:
         backend.close()
     assert retries == [2, 0, 0]
@@ -209,20 +209,20 @@ def test_tasks_of_several_episodes_get_the_time_that_their_resets_take(monkeypat
 def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
     """The longest task is the longest that succeeded: otherwise each hang waits ten times longer
     than the one before."""
-    monkeypatch.setattr(patience_module, "FIRST_SECONDS", 10.0)
-    monkeypatch.setattr(patience_module, "LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(patience_module, "TIMES_THE_LONGEST", 1.0)
+    monkeypatch.setattr(deadlines_module, "FIRST_SECONDS", 10.0)
+    monkeypatch.setattr(deadlines_module, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.0)
     for name, value in (poison("hang", seed="any") | {"FAULT_MARKER": str(tmp_path / "m")}).items():
         monkeypatch.setenv(name, str(value))
-    patience = Patience(None, episodes=1000, megabytes=4096)
-    backend = ProcessBackend(1, patience, threading.Event())
+    deadlines = Deadlines(None, episodes=1000, megabytes=4096)
+    backend = ProcessBackend(1, deadlines, threading.Event())
     try:
         request = request_for(environment_id("Poisoned"), [0])
         collected = backend.collect(random_snapshot(1, 2, False), request)
     finally:
         backend.close()
     assert collected.retries == 1
-    assert patience.limits().deadline < 10.0
+    assert deadlines.limits().deadline < 10.0
 
 
 def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
@@ -348,7 +348,7 @@ def test_nothing_outlives_a_learner_that_is_killed(name, kind, seconds):
 def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
     tag = uuid.uuid4().hex
     monkeypatch.setenv("FAULT_TAG", tag)
-    backend = ProcessBackend(1, Patience(60, 1000, 4096), threading.Event())
+    backend = ProcessBackend(1, Deadlines(60, 1000, 4096), threading.Event())
     try:
         backend.collect(random_snapshot(1, 2, False), request_for(environment_id("Family")))
         assert len(survivors(tag, seconds=0)) > 1

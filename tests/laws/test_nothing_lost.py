@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import TrainConfig, Trainer
+from flame_rl.learner.compiled import network as compiled
 from flame_rl.learner.learner import Learner
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row
@@ -212,8 +212,8 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
 
         with monkeypatch.context() as patch:
             # Before every step.
-            patch.setattr(epochs, "end_if_stopped", fail)
-            patch.setattr(epochs, "_AT_ONCE", 1)
+            patch.setattr(compiled, "end_if_stopped", fail)
+            patch.setattr(compiled, "_ONE_CALL", 1)
             with pytest.raises(error):
                 trainer.train()
         assert trainer.totals.iterations == 1
@@ -289,8 +289,8 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_p
 
     with monkeypatch.context() as patch:
         # Before every step.
-        patch.setattr(epochs, "end_if_stopped", counted)
-        patch.setattr(epochs, "_AT_ONCE", 1)
+        patch.setattr(compiled, "end_if_stopped", counted)
+        patch.setattr(compiled, "_ONE_CALL", 1)
         done = run_here(*flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + number, done.stderr
     assert count == 150

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 from torch import nn
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import ObservationNormalizer, Scaling
@@ -95,8 +95,8 @@ CHANGES = {
     "a module that is no layer": lambda p: p.network.insert(1, Swish()),
     "torch's own linear layer": lambda p: p.network.insert(1, nn.Linear(3, 3)),
     "dropout": lambda p: p.network.insert(1, nn.Dropout()),
+    "a dense layer without a bias": lambda p: setattr(p.network[0], "bias", None),
     "an activation first": lambda p: p.network.insert(0, Activation("tanh")),
-    # Each would overwrite what the other keeps.
     "two activations": lambda p: p.network.insert(1, Activation("relu")),
     "no layer": lambda p: setattr(p, "network", nn.Sequential()),
     "other layers around them": lambda p: setattr(p, "network", nn.Sequential(p.network)),
@@ -120,11 +120,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_network_goes_through_autograd(change):
     config = make_config("X-v0", hidden_sizes=(3,), activation="tanh", normalize_observations=True)
+    assert type(in_training(model.policy(SPEC, config)).network) is CompiledNetwork
     policy = model.policy(SPEC, config)
-    assert isinstance(network_of(policy), NetworkByHand)
     CHANGES[change](policy)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    assert type(network_of(policy)) is AutogradNetwork
+    network = network_of(policy) if change == "float64" else in_training(policy).network
+    assert type(network) is AutogradNetwork
     for name, tensor in policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -137,9 +138,9 @@ def test_a_changed_critic_goes_through_autograd():
         lambda critic: setattr(critic, "features", nn.Identity()),
     ):
         critic = model.critic(SPEC, config)
-        assert isinstance(network_of(critic), NetworkByHand)
+        assert type(in_training(critic).network) is CompiledNetwork
         change(critic)
-        assert type(network_of(critic)) is AutogradNetwork
+        assert type(in_training(critic).network) is AutogradNetwork
 
 
 class TwoMethods(nn.Module):

@@ -1,29 +1,36 @@
 """On which device a run's networks are computed, and that no algorithm learns otherwise there: a
-second copy of each network on the CPU takes the same way as one on a graphics card."""
+second copy of each network on the CPU takes the same way as one on a graphics card, and must give
+the same bits; torch's device `meta` shows that everything is moved."""
 
 from __future__ import annotations
 
 import copy
 import os
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+import model
 from flame_rl.learner import make as learners
-from flame_rl.learner.training import device
-from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.compiled.network import CompiledNetwork
+from flame_rl.learner.training import autograd, device, slices
+from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
+from flame_rl.learner.training.choose import computing_on, in_training, network_of
+from flame_rl.learner.training.frames import time_steps
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, spec_of, together
-from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_config, make_learner, policy_and_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PICTURE = spaces.Box(0, 255, (6, 5, 2), np.uint8)
 VECTOR = spaces.Box(-10, 10, (60,))
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def random_episodes(spec: EnvironmentSpec):
@@ -143,3 +150,218 @@ def test_a_card_computes_the_same_each_time(monkeypatch):
     assert device.device_of("cpu") is None and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     assert device.device_of("cuda") == torch.device("cuda")
     assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":16:8"
+
+
+# Networks that another device computes
+
+ACTIONS = {
+    "categorical": spaces.Discrete(5),
+    "factored": spaces.MultiDiscrete([2, 4]),
+    "gaussian": spaces.Box(-1, 1, (3,)),
+}
+LENGTHS = np.array([4, 1, 7, 3])
+
+
+def networks(observations: spaces.Box, actions: str = "categorical", **options):
+    """Policy and value network with weights of every size."""
+    spec = EnvironmentSpec("X-v0", observations, ACTIONS[actions])
+    torch.manual_seed(0)
+    settings = {"hidden_sizes": (8,), "memory_size": 5, "algorithm": "ppo"} | options
+    made = policy_and_value(spec, make_config("X-v0", **settings))
+    with torch.no_grad():
+        for module in made:
+            change(module)
+        made[1].scale.fill_(7.0)
+    return made
+
+
+def change(module: torch.nn.Module) -> None:
+    """Other parameters and statistics of observations, as after an update."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        if hasattr(module.normalizer, "set"):
+            module.normalizer.set(np.random.default_rng(0).normal(0, 1, 60), np.full(60, 2.0))
+
+
+def samples_of(observations: spaces.Box, actions: str) -> dict[str, np.ndarray]:
+    rng, rows = np.random.default_rng(1), int(LENGTHS.sum())
+    inputs = rng.integers(0, 256, (rows, 60)) if observations is PICTURE else rng.normal(size=60)
+    inputs = np.broadcast_to(inputs, (rows, 60)).astype(observations.dtype)
+    taken = {
+        "categorical": rng.integers(0, 5, rows).astype(np.int32),
+        "factored": rng.integers(0, [2, 4], (rows, 2)).astype(np.int32),
+        "gaussian": rng.standard_normal((rows, 3)).astype(np.float32),
+    }
+    return {"inputs": inputs, "actions": taken[actions], "time": time_steps(LENGTHS)}
+
+
+# Observations, memory and actions of a policy.
+KINDS = [
+    (PICTURE, "none", "categorical"),
+    (PICTURE, "none", "gaussian"),
+    (PICTURE, "gru", "factored"),
+    (VECTOR, "gru", "gaussian"),
+    (VECTOR, "lstm", "categorical"),
+]
+kinds = pytest.mark.parametrize(("observations", "memory", "actions"), KINDS)
+
+
+def computed(network, samples) -> list[np.ndarray]:
+    """Outputs without and with a way back, and the gradient for some gradients of the outputs."""
+    outputs = network.outputs(samples)
+    forward = network.forward(samples)
+    rng = np.random.default_rng(2)
+    slopes = [rng.standard_normal(each.shape).astype(np.float32) for each in forward.outputs]
+    # As an algorithm may, before it carries the first pass back.
+    network.outputs(samples)
+    parameters = sum(p.numel() for p in network._parameters)
+    gradient = np.full(parameters, np.nan, np.float32)
+    # The last is one number for all rows, as the entropy's.
+    forward.backward((*slopes[:-1], -0.1), gradient)
+    assert np.isfinite(gradient).all() and gradient.any()
+    return [*outputs, *forward.outputs, gradient]
+
+
+def same(left, right) -> None:
+    for ours, theirs in zip(left, right, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@kinds
+def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
+    """Also after the module has changed."""
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    for module in made:
+        direct = network_of(module)
+        with computing_on(CPU):
+            twin = network_of(module)
+        kind = SequenceNetwork if memory != "none" else AutogradNetwork
+        assert type(direct) is type(twin) is kind
+        before = computed(twin, samples)
+        same(before, computed(direct, samples))
+        change(module)
+        if module is made[1]:
+            module.scale.fill_(3.0)
+        after = computed(twin, samples)
+        same(after, computed(direct, samples))
+        assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
+
+
+def test_a_critics_twin_gives_the_gradient_for_the_action():
+    spec = EnvironmentSpec("X-v0", PICTURE, ACTIONS["gaussian"])
+    torch.manual_seed(0)
+    config = make_config("X-v0", algorithm="td3", hidden_sizes=(8,), activation="tanh")
+    critic = model.critic(spec, config)
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 256, (9, 63)).astype(np.float32)
+    gradients = []
+    for place in (None, CPU):
+        with computing_on(place):
+            forward = network_of(critic).forward({"inputs": inputs})
+        gradients.append(forward.backward_inputs((np.ones((9, 1), np.float32),)))
+    assert gradients[0][:, 60:].any()
+    same(gradients[:1], gradients[1:])
+
+
+def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):
+    """Without computing: for that, torch would import its compiler."""
+    seen, (policy, _) = fetched_from(monkeypatch), networks(VECTOR)
+
+    def apply(module, columns):
+        here = [*module.parameters(), *module.buffers(), *columns.values()]
+        assert {tensor.device for tensor in here} == {META}
+        assert len(here) == len(list(policy.parameters())) + 2 + 3
+        return (columns["inputs"],)
+
+    network = AutogradNetwork(policy, apply, META)
+    network.outputs(samples_of(VECTOR, "gaussian"))
+    network.forward(samples_of(VECTOR, "gaussian"))
+    assert [tensor.device for tensor in seen] == [META, META]
+
+
+def fetched_from(monkeypatch) -> list[torch.Tensor]:
+    """The tensors that networks fetch from now on; on `meta` they have no numbers."""
+    seen: list[torch.Tensor] = []
+
+    def to_array(tensor: torch.Tensor) -> np.ndarray:
+        seen.append(tensor)
+        return np.zeros(tensor.shape, np.float32)
+
+    monkeypatch.setattr(autograd, "to_array", to_array)
+    return seen
+
+
+@pytest.mark.slow  # because torch imports its compiler for that
+@kinds
+def test_everything_is_moved_to_the_device(observations, memory, actions, monkeypatch):
+    """On `meta` nothing is computed, but torch refuses tensors of two devices."""
+    seen = fetched_from(monkeypatch)
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    with computing_on(META):
+        chosen = list(map(network_of, made))
+    for module, network in zip(made, chosen, strict=True):
+        network.outputs(samples)
+        forward = network.forward(samples)
+        slopes = [np.ones(each.shape, np.float32) for each in forward.outputs]
+        forward.backward(slopes, np.zeros(sum(p.numel() for p in module.parameters())))
+        assert {p.device for p in module.parameters()} == {CPU}
+    assert {tensor.device for tensor in seen} == {META}
+    assert len(seen) == 2 * (2 + 1) + 2
+
+
+def test_compiled_networks_are_for_the_cpu():
+    config = make_config("X-v0", algorithm="dqn", hidden_sizes=(8,))
+    made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
+    for place in (None, CPU):
+        with computing_on(place):
+            chosen = [in_training(module).network for module in made]
+        assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
+        assert all(network.parallel is (place is None) for network in chosen)
+        assert (type(chosen[0]) is CompiledNetwork) is (place is None)
+
+
+def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
+    policy, _ = networks(PICTURE)
+    here, there = (
+        AutogradNetwork(policy, lambda m, s: (m(s["inputs"]),), place) for place in (None, CPU)
+    )
+    assert there.slice_rows > 8 * here.slice_rows
+    pool = []
+    monkeypatch.setattr(slices, "_threads", lambda cores: pool.append(cores) or NoThreads)
+    monkeypatch.setattr(slices, "available_cores", lambda: 2)
+    pictures = {"inputs": samples_of(PICTURE, "categorical")["inputs"]}
+    results = []
+    for network in (here, there):
+        network.slice_rows = 1
+        results += slices.outputs(network, pictures)
+        assert pool == [2]  # half of the fifteen slices by a thread, and on the card none
+    same(results[:1], results[1:])
+
+
+class NoThreads:
+    """A pool that computes at once."""
+
+    @staticmethod
+    def submit(function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
+@kinds
+def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    for module in made:
+        results = []
+        for name in ("cpu", "cuda", "cuda"):
+            with computing_on(device.device_of(name)), device.reproducible(name):
+                results.append(computed(network_of(module), samples))
+        same(*results[1:])
+        for ours, theirs in zip(*results[:2], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(ours).max())

@@ -7,12 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
 from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
 from flame_rl.modules.networks import ValueNetwork
@@ -189,21 +189,21 @@ def test_slices_of_several_inputs_give_the_same_gradient():
     for inputs in (whole, np.asarray(whole)):
         forward = network.forward({"inputs": inputs, "actions": actions})
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        forward.to_parameters((np.ones(20, np.float32), 0.3), gradient)
+        forward.backward((np.ones(20, np.float32), 0.3), gradient)
         gradients.append(gradient)
     assert gradients[0].tobytes() == gradients[1].tobytes()
     assert (gradients[0] != 0).mean() > 0.3
 
 
 def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
-    """One of the user's own, which is differentiated by hand."""
+    """One of the user's own, which is compiled."""
     torch.manual_seed(0)
     nothing = torch.nn.Identity(), torch.nn.Identity()
     value = ValueNetwork(nothing, [Dense(81, 6), Activation("tanh"), Dense(6, 1)])
     value.scale.fill_(2.0)
     whole = SideBySide(tuple(columns_of(9).values()))
-    network = network_of(value)
-    assert isinstance(network, NetworkByHand)
+    network = in_training(value).network
+    assert type(network) is CompiledNetwork
     (got,) = network.outputs({"inputs": network.prepare(whole)})
     with torch.no_grad():
         expected = value(torch.from_numpy(np.asarray(whole))).numpy()
@@ -299,7 +299,7 @@ def test_the_statistics_are_those_of_each_input(algorithm):
 
 
 def test_a_critic_sees_all_inputs_and_the_action():
-    """The slope for the actions is that of finite differences."""
+    """The gradient for the actions is that of finite differences."""
     torch.manual_seed(0)
     config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
     network = network_of(model.critic(spec_of(actions=NUMBERS), config).double())
@@ -311,13 +311,13 @@ def test_a_critic_sees_all_inputs_and_the_action():
         return network.outputs({"inputs": np.concatenate([seen, actions], axis=1)})[0][:, 0]
 
     forward = network.forward({"inputs": np.concatenate([seen, actions], axis=1)})
-    slopes = forward.to_inputs((np.ones((4, 1)),))
+    gradient = forward.backward_inputs((np.ones((4, 1)),))
     for place in range(3):
         change = 1e-5 * np.eye(3)[place]
         expected = (values(seen, actions + change) - values(seen, actions - change)) / 2e-5
-        np.testing.assert_allclose(slopes[:, 81 + place], expected, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(gradient[:, 81 + place], expected, rtol=1e-5, atol=1e-8)
     for part in (ARM, CAMERA, LAMP, MAP):
-        assert np.abs(slopes[:, part]).max() > 1e-5
+        assert np.abs(gradient[:, part]).max() > 1e-5
 
 
 def test_a_branch_may_have_any_layers():

@@ -12,11 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flame_rl.learner.kernels import layers
 
+from flame_rl.learner.compiled import network as compiled
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
-from flame_rl.nets import by_hand
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import Episode
 from tests.learners import OF_DISCRETE_ACTIONS, ON_POLICY, learner_of, random_episodes
@@ -104,9 +103,8 @@ VARIANTS = {
 @pytest.mark.parametrize("slice_steps", [8192, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
-    for module, memory in ((by_hand, "_SLICE_BYTES"), (layers, "_WORKSPACE")):
-        monkeypatch.setattr(module, memory, 1)
-        monkeypatch.setattr(module, "_LEAST_ROWS", slice_steps)
+    monkeypatch.setattr(compiled, "_WORKSPACE", 1)
+    monkeypatch.setattr(compiled, "_LEAST_ROWS", slice_steps)
     options = {"gamma": 0.9, "entropy_coefficient": 0.1} | VARIANTS[variant]
     learner = learner_of(continuous, **options)
     policy = copy.deepcopy(learner.parts["policy"])
@@ -153,9 +151,8 @@ def test_values_are_fitted_after_they_were_used(variant):
 
 def test_the_number_of_cores_changes_no_bit(monkeypatch):
     # So many slices that all cores compute some.
-    for module, memory in ((by_hand, "_SLICE_BYTES"), (layers, "_WORKSPACE")):
-        monkeypatch.setattr(module, memory, 1)
-        monkeypatch.setattr(module, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(compiled, "_WORKSPACE", 1)
+    monkeypatch.setattr(compiled, "_LEAST_ROWS", 1)
     digests = set()
     for cores in (1, 2, 7):
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)

@@ -189,7 +189,7 @@ def test_the_gradient_is_that_of_finite_differences():
         return float(loss(samples, *network.outputs(samples))[0]["loss"].sum())
 
     forward = network.forward(samples)
-    forward.to_parameters(loss(samples, *forward.outputs)[1], gradient)
+    forward.backward(loss(samples, *forward.outputs)[1], gradient)
     flat = [(p, place) for p in parameters for place in range(p.numel())]
     for place in np.random.default_rng(0).permutation(len(flat))[:40]:
         parameter, inner = flat[place]
@@ -199,8 +199,8 @@ def test_the_gradient_is_that_of_finite_differences():
             numbers[inner] = before + change
             values.append(total())
         numbers[inner] = before
-        slope = (values[0] - values[1]) / 2e-5
-        assert slope == pytest.approx(gradient[place], rel=1e-4, abs=1e-6)
+        expected = (values[0] - values[1]) / 2e-5
+        assert expected == pytest.approx(gradient[place], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -245,7 +245,7 @@ def random_episodes(spec: EnvironmentSpec, seed: int):
 
 
 def test_a_critic_sees_the_picture_and_the_action():
-    """The slope for the actions is that of finite differences."""
+    """The gradient for the actions is that of finite differences."""
     spec = spec_of((6, 5, 2), "gaussian")
     torch.manual_seed(0)
     config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
@@ -257,11 +257,11 @@ def test_a_critic_sees_the_picture_and_the_action():
         return network.outputs({"inputs": np.concatenate([pictures, actions], axis=1)})[0][:, 0]
 
     forward = network.forward({"inputs": np.concatenate([pictures, actions], axis=1)})
-    slopes = forward.to_inputs((np.ones((4, 1)),))[:, 60:]
+    gradient = forward.backward_inputs((np.ones((4, 1)),))[:, 60:]
     for place in range(3):
         change = 1e-5 * np.eye(3)[place]
         expected = (values(actions + change) - values(actions - change)) / 2e-5
-        np.testing.assert_allclose(slopes[:, place], expected, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(gradient[:, place], expected, rtol=1e-5, atol=1e-8)
     assert values(actions).std() > 1e-3
     assert np.ptp(values(actions * 0)) > 1e-3  # of the pictures alone
 

@@ -7,22 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.make import make_learner
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.layers import SelectLayer
 from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
-from tests.learners import by_hand_and_by_autograd, make_config
+from tests.learners import compiled_and_by_autograd, make_config
 
 NUMBERS = {
     "arm": spaces.Box(-1, 1, (3,), np.float32),
@@ -128,24 +127,13 @@ def test_statistics_are_those_of_its_own_numbers():
 
 
 @pytest.mark.parametrize("algorithm", MAKERS)
-def test_it_learns_by_hand_as_by_autograd(algorithm):
+def test_it_learns_compiled_as_by_autograd(algorithm):
     network = TrainedNetwork(policy_of(NUMBERS, ("arm", "goal"), algorithm), network_of)
-    assert isinstance(network.network, NetworkByHand)
+    assert type(network.network) is CompiledNetwork
     _, flat = observations(NUMBERS, 64)
     columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
-    for ours, theirs in by_hand_and_by_autograd(network, columns, flat[:, 0]):
+    for ours, theirs in compiled_and_by_autograd(network, columns, flat[:, 0]):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
-
-
-def test_slopes_go_back_to_the_selected_numbers():
-    layer = SelectLayer(places=np.array([4, 0, 4], np.int32), width=np.array([5], np.int32))
-    x = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
-    y, kept = layer.forward(x)
-    matrix = np.zeros((5, 3), np.float32)
-    matrix[[4, 0, 4], [0, 1, 2]] = 1
-    np.testing.assert_array_equal(y, x @ matrix)
-    slope = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
-    np.testing.assert_allclose(layer.to_inputs(kept, slope), slope @ matrix.T, rtol=1e-6)
 
 
 def test_actors_get_its_own_weights_alone_and_values_see_all():

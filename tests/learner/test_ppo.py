@@ -16,7 +16,7 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
-from flame_rl.learner.training import minibatches
+from flame_rl.learner.training import epoch as epochs
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 
@@ -88,7 +88,7 @@ def test_advantages_are_computed_once_or_before_every_epoch(recompute, monkeypat
 
 
 def test_epochs_end_where_the_policy_has_gone_too_far(monkeypatch):
-    monkeypatch.setattr(minibatches, "LEAST_MINIBATCH", 4)
+    monkeypatch.setattr(epochs, "LEAST_MINIBATCH", 4)
     taken = []
     for max_kl in (1e9, 1e-3):
         learner = learner_of(

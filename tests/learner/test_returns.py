@@ -106,11 +106,11 @@ def test_weighted_advantages_have_a_weighted_baseline():
     expected = weights * (advantages - np.average(advantages, weights=weights))
     lengths = np.array([1000])
     batch = Batch({}, np.arange(1000), lengths, np.array([True]), weights=weights)
-    found = standardize(weights * advantages, batch.shares)
+    found = standardize(weights * advantages, batch.importance_weights)
     np.testing.assert_allclose(found, expected / expected.std(), atol=1e-6)
     assert not found[:100].any()
     none = replace(batch, weights=np.zeros(1000))
-    np.testing.assert_array_equal(standardize(np.zeros(1000), none.shares), 0)
+    np.testing.assert_array_equal(standardize(np.zeros(1000), none.importance_weights), 0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 100.0, -1e12, 0.1])

@@ -1,5 +1,5 @@
-"""Losses in torch: their slopes, and those of the built-in losses of on-policy algorithms against
-them. tests/learner/test_values.py compares those of action values."""
+"""Losses in torch: their gradients, and those of the built-in losses of on-policy algorithms
+against them. tests/learner/test_values.py compares those of action values."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def half_squares(samples, values):
 
 
 @pytest.mark.parametrize(
-    ("by_hand", "by_torch", "outputs"),
+    ("built_in", "by_torch", "outputs"),
     [
         (policy_gradient_loss(C), policy_gradient, (LOG_PROBS, ENTROPIES)),
         (clipped_loss(CLIP, C), clipped, (LOG_PROBS, ENTROPIES)),
         (value_loss, half_squares, (RNG.standard_normal(ROWS),)),
     ],
 )
-def test_built_in_losses(by_hand, by_torch, outputs):
-    ours, our_slopes = by_hand(SAMPLES, *outputs)
-    theirs, slopes = by_torch(SAMPLES, *outputs)
+def test_built_in_losses(built_in, by_torch, outputs):
+    ours, our_gradients = built_in(SAMPLES, *outputs)
+    theirs, gradients = by_torch(SAMPLES, *outputs)
     assert ours.keys() == theirs.keys()
     for name, number in theirs.items():
         np.testing.assert_allclose(ours[name], number, rtol=1e-9, atol=1e-12, err_msg=name)
-    for own, other in zip(our_slopes, slopes, strict=True):
+    for own, other in zip(our_gradients, gradients, strict=True):
         np.testing.assert_allclose(np.broadcast_to(own, ROWS), other, rtol=1e-9, atol=1e-12)
 
 
 @torch.no_grad()
-def test_the_slopes_of_several_outputs():
+def test_the_gradients_of_several_outputs():
     """Within a block in which torch differentiates nothing, and of an output that is not used."""
 
     @torch_loss
@@ -88,7 +88,7 @@ def test_the_slopes_of_several_outputs():
     shapes = (ROWS, 3), (ROWS, 2, 5), (ROWS,)
     outputs = tuple(RNG.standard_normal(shape).astype(np.float32) for shape in shapes)
     before = [output.copy() for output in outputs]
-    numbers, slopes = loss(SAMPLES, *outputs)
+    numbers, gradients = loss(SAMPLES, *outputs)
     value = outputs[0][np.arange(ROWS), SAMPLES["actions"]]
     sums = outputs[1].sum(axis=(1, 2))
     np.testing.assert_array_equal(numbers["value"], value)
@@ -96,18 +96,18 @@ def test_the_slopes_of_several_outputs():
     expected = [np.zeros(shape) for shape in shapes]
     expected[0][np.arange(ROWS), SAMPLES["actions"]] = sums
     expected[1][:] = value[:, None, None]
-    for slope, wanted, output, old in zip(slopes, expected, outputs, before, strict=True):
-        np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-5)
-        assert slope.dtype == np.float32
+    for gradient, wanted, output, old in zip(gradients, expected, outputs, before, strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+        assert gradient.dtype == np.float32
         np.testing.assert_array_equal(output, old)
     assert {number.dtype for number in numbers.values()} == {np.dtype(np.float32)}
 
 
 def test_a_loss_that_depends_on_no_output():
     loss = torch_loss(lambda samples, values: samples["targets"])
-    numbers, (slope,) = loss(SAMPLES, ENTROPIES)
+    numbers, (gradient,) = loss(SAMPLES, ENTROPIES)
     np.testing.assert_array_equal(numbers["loss"], SAMPLES["targets"])
-    np.testing.assert_array_equal(slope, np.zeros(ROWS))
+    np.testing.assert_array_equal(gradient, np.zeros(ROWS))
 
 
 def test_importance_weights():
@@ -119,10 +119,10 @@ def test_importance_weights():
         return {"loss": values**2, "value": values}
 
     weights = RNG.uniform(0, 1, ROWS)
-    numbers, (slope,) = loss({"weights": weights}, ENTROPIES)
+    numbers, (gradient,) = loss({"weights": weights}, ENTROPIES)
     np.testing.assert_allclose(numbers["loss"], weights * ENTROPIES**2)
     np.testing.assert_array_equal(numbers["value"], ENTROPIES)
-    np.testing.assert_allclose(slope, weights * 2 * ENTROPIES)
+    np.testing.assert_allclose(gradient, weights * 2 * ENTROPIES)
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x.mean(), lambda x: x[:, None], lambda x: x[1:]])

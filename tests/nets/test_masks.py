@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import network_by_hand
+from flame_rl.learner.training.choose import in_training
 from flame_rl.nets.kinds import HEADS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import allowed_in, mask_bytes, pack_masks
@@ -86,8 +87,8 @@ def test_what_is_forbidden_is_never_drawn_and_the_rest_as_often_as_it_should(kin
 
 
 @pytest.mark.parametrize("choices", [(9,), FACTORS])
-def test_log_probabilities_entropies_and_slopes(choices):
-    """By hand and by torch, against loops over what is allowed and their central differences."""
+def test_log_probabilities_entropies_and_gradients(choices):
+    """Compiled and by torch, against loops over what is allowed and their central differences."""
     rng = np.random.default_rng(2)
     discrete, many = spaces.Discrete(9), len(choices) > 1
     space = spaces.MultiDiscrete(choices) if many else discrete
@@ -124,36 +125,35 @@ def test_log_probabilities_entropies_and_slopes(choices):
         return log_probs, entropies
 
     weight, bias = (p.detach().numpy().astype(np.float64) for p in policy.network[-1].parameters())
-    if weight.shape != (width, 3):
-        weight = weight.T
     logits = inputs @ weight.T + bias
     expected = naive_outputs(logits)
     assert expected[1][1] == 0  # one choice alone
-    slopes = rng.standard_normal(ROWS).astype(np.float32), rng.standard_normal(ROWS).astype("f4")
+    gradients = rng.standard_normal(ROWS).astype(np.float32), rng.standard_normal(ROWS).astype("f4")
     # d loss / d logits by central differences, then the chain rule.
-    step, slope = 1e-5, np.zeros_like(logits)
+    step, of_logits = 1e-5, np.zeros_like(logits)
     for column in range(width):
         ends = []
         for sign in (1, -1):
             moved = logits.copy()
             moved[:, column] += sign * step
-            ends.append(sum(s * out for s, out in zip(slopes, naive_outputs(moved), strict=True)))
-        slope[:, column] = (ends[0] - ends[1]) / (2 * step)
-    assert (slope[~allowed] == 0).all()
-    of_bias, of_weight = slope.sum(axis=0), slope.T @ inputs
+            ends.append(
+                sum(s * out for s, out in zip(gradients, naive_outputs(moved), strict=True))
+            )
+        of_logits[:, column] = (ends[0] - ends[1]) / (2 * step)
+    assert (of_logits[~allowed] == 0).all()
+    of_bias, of_weight = of_logits.sum(axis=0), of_logits.T @ inputs
 
-    by_hand = network_by_hand(policy)
-    for network in (by_hand, AutogradNetwork(policy)):
+    compiled = in_training(policy).network
+    assert type(compiled) is CompiledNetwork
+    for network in (compiled, AutogradNetwork(policy)):
         forward = network.forward(samples)
         for got, wanted in zip(forward.outputs, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        forward.to_parameters(slopes, gradient)
+        forward.backward(gradients, gradient)
         got = dict(zip(("weight", "bias"), np.split(gradient, [3 * width]), strict=True))
         np.testing.assert_allclose(got["bias"], of_bias, rtol=1e-3, atol=1e-3)
-        shaped = got["weight"].reshape(tuple(policy.network[-1].weight.shape))
-        shaped = shaped if shaped.shape == (width, 3) else shaped.T
-        np.testing.assert_allclose(shaped, of_weight, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(got["weight"].reshape(width, 3), of_weight, rtol=1e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["epsilon_greedy", "epsilon_greedy_distribution"])

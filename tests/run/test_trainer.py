@@ -88,13 +88,6 @@ def test_importing_is_light(tmp_path):
         assert done.stdout == "[]\n", done.stderr
 
 
-def test_the_package_has_no_other_names():
-    import flame_rl
-
-    with pytest.raises(AttributeError, match="Trainee"):
-        flame_rl.Trainee  # noqa: B018
-
-
 # Training
 
 
@@ -393,12 +386,6 @@ def test_a_function_may_make_the_environment(function, name):
     assert set(gymnasium.registry) == known
 
 
-def test_two_functions_of_one_name_do_not_meet():
-    with make(lambda: Corridor(1.0)) as one, make(lambda: Corridor(100.0)) as other:
-        assert max(other.train().reward_max, other.train().reward_max) > 5
-        assert one.train().reward_max <= 5
-
-
 def test_a_time_limit_also_holds_for_a_function():
     with make(Corridor, max_episode_steps=3, iterations=1) as trainer:
         assert trainer.train().length_mean == 3
@@ -474,14 +461,6 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
     with pytest.raises(UsageError, match="nearest names"):
         make("hoper", workers=2)
     assert set(process.children(recursive=True)) == children
-
-
-# The configuration for a reader
-
-
-def test_a_configuration_of_a_function_is_read_as_text():
-    config = TrainConfig(env=twice_the_pay, output=Path("x"))
-    assert TrainConfig.from_json(config.to_json()) == config.changed(env=config.experiment.env_name)
 
 
 def test_a_closed_trainer_reproduces_nothing():

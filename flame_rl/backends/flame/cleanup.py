@@ -19,17 +19,19 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.system.signals import call_with_timeout
 
 JANITOR_SECONDS = 600.0
-# For one call of flamepy, which waits for ever for a server that hangs.
-CALL_SECONDS = 5.0
-# For a cache beside the configured one.
-REPLICA_SECONDS = 1.0
+# For a call of the configured cache, and of one beside it.
+_CACHE_SECONDS = 5.0
+_REPLICA_SECONDS = 1.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
 _LATE_SECONDS = 2.0
+# Names by their kind, see `Janitor.remember`.
+Left = defaultdict[str, list[str]]
 
 
 class Janitor:
@@ -40,14 +42,15 @@ class Janitor:
     """
 
     def __init__(self) -> None:
-        self._left = _nothing()
+        self._left: Left = defaultdict(list)
         self._process = ChildProcess(__name__, silent=True)
 
     def remember(self, kind: str, name: str) -> None:
         """Remember an "application" by its name, a "session" by its id, "weights" in the object
-        cache by their reference as JSON, or a "cache" beside the configured one by its endpoint."""
-        self._left[kind].append(name)
-        self._tell(f"{kind} {name}")
+        cache by their reference as JSON, or a "cache" by its endpoint. Twice is once."""
+        if name not in self._left[kind]:
+            self._left[kind].append(name)
+            self._tell(f"{kind} {name}")
 
     def clean_up(self, seconds: float) -> bool:
         """Remove everything now; returns whether nothing is left."""
@@ -60,7 +63,7 @@ class Janitor:
 
     def look_again(self) -> None:
         """Let the process remove everything once more, a few seconds from now: weights or answers
-        that were on their way may arrive late. This one does not wait for it."""
+        may arrive late. This one does not wait for it."""
         self._tell("late")
 
     def _tell(self, line: str) -> None:
@@ -68,13 +71,9 @@ class Janitor:
             self._process.questions.write(f"{line}\n".encode())
 
 
-def _nothing() -> dict[str, list[str]]:
-    return {"application": [], "session": [], "weights": [], "cache": []}
-
-
-def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
+def clean_up(left: Left, seconds: float) -> bool:
     """Close the sessions, delete their objects, and unregister the application unless other runs
-    have sessions of it.
+    have sessions of it; returns whether nothing is left.
 
     Closing a session cancels the tasks that have not begun. Flame refuses while others run; their
     executors notice within about a second that the weights are gone, and end them.
@@ -82,10 +81,9 @@ def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
     Args:
         left: what the run has on the cluster; see `Janitor.remember`.
         seconds: how long to try.
-
-    Returns:
-        Whether nothing is left.
     """
+    from flame_rl.backends.flame.compat import close_session
+
     limit = time.monotonic() + seconds
     withdrawn = False
     while True:
@@ -101,21 +99,7 @@ def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
         time.sleep(0.2)
 
 
-def close_session(session: str) -> bool:
-    """Close a session by its id; returns whether it is closed or unknown to Flame."""
-    from flamepy.core import client
-
-    try:
-        client.close_session(session)
-    except Exception:
-        # The error does not say whether there is such a session.
-        with contextlib.suppress(Exception):
-            return session not in {each.id for each in client.list_sessions()}
-        return False
-    return True
-
-
-def _remove(application: str, left: dict[str, list[str]]) -> bool:
+def _remove(application: str, left: Left) -> bool:
     """Remove the run's objects and, where no other run has a session of it, the application;
     returns whether they are gone."""
     from flamepy.core import client, types
@@ -123,10 +107,10 @@ def _remove(application: str, left: dict[str, list[str]]) -> bool:
     try:
         for session in left["session"]:
             _delete_everywhere(f"{application}/{session}", left["cache"])
-        if _is_registered(application):
+        if client.get_application(application) is not None:
             with contextlib.suppress(client.FlameError):
                 client.unregister_application(application)
-            if _is_registered(application):
+            if client.get_application(application) is not None:
                 # Others use it, or Flame is stuck.
                 return any(
                     session.application == application
@@ -145,27 +129,12 @@ def _delete_everywhere(path: str, caches: list[str]) -> None:
     beside it, which may be gone with all that they had."""
     from flamepy.core import cache
 
-    call_with_timeout(CALL_SECONDS, lambda: cache.delete_objects(path))
+    from flame_rl.backends.flame.compat import delete_objects
+
+    call_with_timeout(_CACHE_SECONDS, lambda: cache.delete_objects(path))
     for endpoint in caches:
         with contextlib.suppress(Exception):
-            call_with_timeout(REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path))
-
-
-def _is_registered(application: str) -> bool:
-    from flamepy.core import client
-
-    return application in {each.name for each in client.list_applications()}
-
-
-def delete_objects(endpoint: str, path: str) -> None:
-    """Delete the object of this key, or all with this prefix, in the cache at that endpoint."""
-    from flamepy.core import cache
-    from pyarrow import flight
-
-    # flamepy's own function asks the configured cache alone.
-    client = cache._get_flight_client(endpoint, cache._get_cache_tls_config())
-    list(client.do_action(flight.Action("DELETE", path.encode())))
-    cache._cache_remove_matching(cache.ObjectKey.from_path(path))
+            call_with_timeout(_REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path))
 
 
 def _withdraw(reference: str) -> None:
@@ -175,20 +144,19 @@ def _withdraw(reference: str) -> None:
 
     with contextlib.suppress(Exception):
         ref = cache.ObjectRef(**json.loads(reference))
-        call_with_timeout(CALL_SECONDS, lambda: cache.update_object(ref, np.empty(0, np.uint8)))
+        call_with_timeout(_CACHE_SECONDS, lambda: cache.update_object(ref, np.empty(0, np.uint8)))
 
 
 def main(lines: int) -> None:
     """Remember the lines that come through this pipe; clean up if it ends without `dismissed`."""
-    left = _nothing()
+    left: Left = defaultdict(list)
     for line in os.fdopen(lines):
         kind, _, name = line.rstrip("\n").partition(" ")
         if kind == "dismissed":
             return
         if kind == "late":
             ends = time.monotonic() + _LATE_SECONDS
-            # Takes half of that.
-            importlib.import_module("flamepy.core")
+            importlib.import_module("flamepy.core")  # takes half of that
             time.sleep(max(0.0, ends - time.monotonic()))
             break
         left[kind].append(name)

@@ -1,52 +1,34 @@
-"""Reaching the cluster, and shipping the application to it."""
+"""The cluster: reaching it, and the executors that it has room for."""
 
 from __future__ import annotations
 
-import contextlib
-import secrets
+import bisect
 import socket
-import tempfile
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlparse
 
-import flamepy.core.cache
-import flamepy.core.client
-import grpc
-import numpy as np
-import pyarrow
-from flamepy.core.types import FlameContext, FlameError
-from flamepy.runner import Runner
-from pyarrow import flight
+from flamepy.core import client
+from flamepy.core.types import FlameContext, ResourceRequirement
+from flamepy.proto import types_pb2 as pb
 
-from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
-from flame_rl.backends.flame.room import Room, Wish, room_among
-from flame_rl.backends.package import stage_package
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.backends.flame import compat
+from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
-from flame_rl.wire.messages import Environment
 
-CONNECT_SECONDS = 8.0
-PROBE_SECONDS = 3.0
-DEPLOY_SECONDS = 60.0
-# Attempts to ship the package, of which the last is under a name of its own.
-DEPLOYMENTS = 3
-# flamepy learns that a task has finished through a thread that watches it, and has ten of them. Far
-# more than this number would use up all calls that Flame allows on one connection.
-MOST_WATCHED = 128
+# The least memory of an executor: it takes about 110 MB without its simulators.
+LEAST_BYTES = 256 << 20
+# The part of its share of the memory that each of a requested number of executors claims; the rest
+# is for other runs. With much less, Flame would place all on one node, which it fills first.
+CLAIMED = 0.5
 
 
-def connect(stop: threading.Event, wish: Wish) -> tuple[FlameContext, Room]:
-    """Read the configuration, reach the cluster, and see how many executors it has room for.
-
-    Args:
-        stop: set when the user asks to stop.
-        wish: which executors the run would have.
+def connect(stop: threading.Event) -> FlameContext:
+    """Read the configuration and reach the cluster.
 
     Raises:
-        UsageError: within `CONNECT_SECONDS`, if any of that fails or memory is too small.
+        UsageError: that fails.
         Interrupted: `stop` was set.
     """
     try:
@@ -56,173 +38,125 @@ def connect(stop: threading.Event, wish: Wish) -> tuple[FlameContext, Room]:
             f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or collect on this machine "
             "with --local"
         ) from error
-
-    def ask() -> Room:
-        check_reachable(context)
-        _limit_calls()
-        room = room_among(flamepy.core.client.list_nodes(), wish)
-        watch_at_once(room.in_flight)
-        return room
-
-    try:
-        return context, unless_stopped(stop, lambda: call_with_timeout(CONNECT_SECONDS, ask))
-    except (UsageError, Interrupted):
-        raise
-    except Exception as error:
-        raise _unreachable("session manager", context.endpoint, str(error)) from error
+    unless_stopped(stop, lambda: check_servers(context))
+    compat.limit_calls()
+    return context
 
 
-def check_reachable(context: FlameContext) -> None:
-    """Raises UsageError if the session manager or the object cache does not answer."""
-    for name, endpoint, schemes, port in (
-        ("session manager", context.endpoint, ("http", "https"), 8080),
-        ("object cache", context.cache.endpoint, ("grpc", "grpcs"), 9090),
+def check_servers(context: FlameContext) -> None:
+    """Raises UsageError within seconds if the session manager or the object cache does not answer,
+    or accepts calls but hangs."""
+    cache = context.cache.endpoint
+    for name, endpoint, schemes, ask in (
+        ("session manager", context.endpoint, ("http", "https"), client.list_nodes),
+        ("object cache", cache, ("grpc", "grpcs"), lambda: compat.has_object(cache, "a/b/c")),
     ):
         try:
             parsed = urlparse(endpoint or "")
-            address = (parsed.hostname or "", parsed.port or port)
             if parsed.scheme not in schemes or not parsed.hostname:
                 raise ValueError(f"it must begin with {schemes[0]}:// or {schemes[1]}://")
-            socket.create_connection(address, PROBE_SECONDS).close()
-        except (OSError, ValueError) as error:
-            raise _unreachable(name, endpoint, str(error)) from error
-        # Something listens; is it Flame? TLS would need certificates to ask.
-        if parsed.scheme == schemes[1]:
-            continue
-        with grpc.insecure_channel("{}:{}".format(*address)) as channel:
-            try:
-                grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
-            except grpc.FutureTimeoutError as error:
-                raise _unreachable(name, endpoint, "what listens does not speak gRPC") from error
-
-
-def check_answers(context: FlameContext, put: Callable[[np.ndarray], object]) -> None:
-    """Raises UsageError if the session manager or the object cache accepts calls but hangs; `put`
-    puts an array into the cache."""
-    check_reachable(context)
-    for name, endpoint, ask in (
-        ("session manager", context.endpoint, flamepy.core.client.list_sessions),
-        ("object cache", context.cache.endpoint, lambda: put(np.empty(0, np.uint8))),
-    ):
-        try:
-            call_with_timeout(PROBE_SECONDS, ask)
+            port = parsed.port or {"http": 8080, "grpc": 9090}[schemes[0]]
+            socket.create_connection((parsed.hostname, port), compat.CALL_SECONDS).close()
+            call_with_timeout(compat.CALL_SECONDS, ask)
         except Exception as error:
-            raise _unreachable(name, endpoint, str(error)) from error
+            raise UsageError(
+                f"Flame is configured, but its {name} at {endpoint} does not answer: {error}. "
+                "Start the cluster, correct FLAME_ENDPOINT, FLAME_CACHE_ENDPOINT or "
+                "~/.flame/flame.yaml, or collect on this machine with --local"
+            ) from error
 
 
-def _unreachable(name: str, endpoint: str | None, reason: str) -> UsageError:
-    return UsageError(
-        f"Flame is configured, but its {name} at {endpoint} does not answer: {reason}. "
-        "Start the cluster, correct FLAME_ENDPOINT, FLAME_CACHE_ENDPOINT or ~/.flame/flame.yaml, "
-        "or collect on this machine with --local"
-    )
+@dataclass(frozen=True)
+class ExecutorRequest:
+    """The executors that a run asks for.
+
+    Attributes:
+        executors: their number, with memory instead of cores; None: as many as there are cores for.
+        workers: the number of processes in each; such an executor has as many cores.
+    """
+
+    executors: int | None = None
+    workers: int = 1
 
 
-def _limit_calls() -> None:
-    """Give flamepy's calls to the session manager a deadline; they have none of their own."""
-    connection = flamepy.core.client.ConnectionInstance.instance()
-    channel = grpc.intercept_channel(connection._channel, _Deadline())
-    connection._frontend = type(connection._frontend)(channel)
+@dataclass(frozen=True)
+class Capacity:
+    """The executors that the cluster has room for.
+
+    Attributes:
+        executors: their number.
+        claim: the resources that each of them claims from Flame; None: the cluster's default.
+        requested: the number that Flame is to start; None: as many as it has resources for.
+    """
+
+    executors: int
+    claim: ResourceRequirement | None = None
+    requested: int | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """The most tasks in flight: one that runs and one that waits per executor. Where a number
+        is requested none waits: Flame v0.6.0 gives a session with waiting tasks idle executors of
+        others past its number, and there may be only so many robots."""
+        return 2 * self.executors if self.requested is None else self.executors
 
 
-class _Deadline(grpc.UnaryUnaryClientInterceptor):
-    def intercept_unary_unary(self, continuation, details, request):
-        return continuation(details._replace(timeout=CALL_SECONDS), request)
-
-
-def watch_at_once(tasks: int) -> None:
-    """Let flamepy watch more than ten tasks: ten long ones would hide that others are done."""
-    connection = flamepy.core.client.ConnectionInstance.instance()
-    threads = min(tasks, MOST_WATCHED)
-    # All trainers of a process share one connection.
-    if connection._executor._max_workers < threads:
-        connection._executor.shutdown(wait=False)
-        connection._executor = ThreadPoolExecutor(threads, "watch")
-
-
-def deploy(
-    environment: Environment, janitor: Janitor, install: bool, shared: bool
-) -> tuple[Runner, list[str]]:
-    """Ship the package as an application, or find it there; returns its runner and the package's
-    dependencies.
-
-    Nodes install a package once for each name of an application. The name holds a digest of the
-    content, so that all runs of equal content share an install, and what runs is what was shipped.
+def capacity_of(
+    nodes: Iterable[pb.Node], request: ExecutorRequest, claim: ResourceRequirement | None = None
+) -> Capacity:
+    """What the nodes that are ready have room for now.
 
     Args:
-        environment: its modules are shipped.
-        janitor: told of the application.
-        install: whether executors install what it depends on.
-        shared: whether the name says nothing else; otherwise it is this run's alone.
+        nodes: of the cluster.
+        request: the run's.
+        claim: what each of a requested number claims, once that is chosen; it stays for the run.
 
     Raises:
-        RunError: Flame does not take it.
-        UsageError: see `stage_package`, or the object cache is out of reach.
+        UsageError: each of these executors would have too little memory, or no node is large
+            enough.
     """
-    with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
-        package = stage_package(Path(folder), environment, install)
-        name = f"flame-rl-{package.digest}"
-        # Runner packs the current directory and offers no other way.
-        with contextlib.chdir(folder):
-            for attempt in range(DEPLOYMENTS):
-                # Another run may register or remove the shared one meanwhile, or have lost it.
-                if not shared or attempt == DEPLOYMENTS - 1:
-                    name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
-                janitor.remember("application", name)
-                try:
-                    return _register(name), package.dependencies
-                except _UnusableError as error:
-                    reason = error
-    raise RunError(f"Flame did not accept the application {name}: {reason}")
-
-
-class _UnusableError(Exception):
-    """An application of this name is there, but not as it must be; another attempt may succeed."""
-
-
-def _register(name: str) -> Runner:
-    """The runner of the application, which is registered unless it is there.
-
-    Raises:
-        _UnusableError, RunError: Flame does not take it.
-        UsageError: see `_is_complete`.
-    """
-    try:
-        runner = call_with_timeout(DEPLOY_SECONDS, lambda: Runner(name))
-        if _is_complete(name):
-            return runner
-    except UsageError:
-        raise
-    except Exception as error:
-        if "already exists" in str(error):
-            raise _UnusableError(error) from error
-        raise RunError(f"Flame did not accept the application {name}: {error}") from error
-    with contextlib.suppress(FlameError):  # refused where others use it
-        flamepy.core.client.unregister_application(name)
-    raise _UnusableError("its package is not in the object cache")
-
-
-def _is_complete(application: str) -> bool:
-    """Whether the application's package is where its executors will look for it. Raises UsageError
-    if that object cache cannot be reached from here."""
-    found = flamepy.core.client.get_application(application)
-    if found is None:  # removed just now
-        return False
-    url = urlparse(found.url)
-    endpoint, key = f"{url.scheme}://{url.netloc}", url.path.lstrip("/")
-    tls = flamepy.core.cache._get_cache_tls_config()
-
-    def read() -> None:
-        client = flamepy.core.cache._get_flight_client(endpoint, tls)
-        client.do_get(flight.Ticket(f"{key}:0".encode())).read_chunk()
-
-    try:
-        call_with_timeout(CALL_SECONDS, read)
-    except (TimeoutError, flight.FlightUnavailableError) as error:
+    ready = [node.status.allocatable for node in nodes if compat.is_ready(node)]
+    if request.executors is not None:
+        if claim is None:
+            claim = _claim([node.memory for node in ready], request.executors)
+        fitting = sum(node.memory // claim.memory for node in ready)
+        return Capacity(max(1, min(request.executors, fitting)), claim, request.executors)
+    workers = request.workers
+    # Nodes may yet join a cluster without one.
+    fitting = max(1, sum(node.cpu // workers for node in ready))
+    if workers == 1:
+        return Capacity(fitting)  # which Flame gives one core each by default
+    most = max((node.cpu for node in ready), default=workers)
+    if most < workers:
         raise UsageError(
-            f"Flame's object cache calls itself {endpoint}, which does not answer here: {error}. "
-            "The learner must be in a network in which that address leads there, or use --local"
-        ) from error
-    except (pyarrow.ArrowException, StopIteration):
-        return False
-    return True
+            f"--workers-per-executor: no node has {workers} cores; at most {most}. With "
+            "--executors N, executors claim memory and no core, for simulators that wait"
+        )
+    return Capacity(fitting, ResourceRequirement(cpu=workers, memory=workers * LEAST_BYTES))
+
+
+def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
+    """Executors that claim no core may outnumber the cores."""
+    if not memory:
+        raise UsageError(
+            "--executors: no node of the cluster is ready, so that nothing is known of its memory; "
+            "start its executor managers first"
+        )
+    share = memory_share(memory, executors)
+    if share < LEAST_BYTES:
+        most = sum(each // LEAST_BYTES for each in memory)
+        raise UsageError(
+            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
+            f"which is too little for a simulator; at most {most}"
+        )
+    return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
+
+
+def memory_share(nodes: Sequence[int], executors: int) -> int:
+    """The most memory in bytes that each executor, on a single node, can have; 0 if they do not
+    fit. `nodes` has the bytes of each node."""
+    return bisect.bisect_left(
+        range(1, max(nodes, default=0) + 1),
+        True,
+        key=lambda share: sum(memory // share for memory in nodes) < executors,
+    )

@@ -461,38 +461,27 @@ static void head_backward(const Network *network, const float *parameters, const
     }
 }
 
-/* What a loss sees of `rows` samples, or for a raw output that itself, in `first`; slice by slice,
- * of which the workspace keeps the last. */
+/* What a loss sees of `rows` samples, or for a raw output that itself, in `first`. */
 void forward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-             int64_t slice_rows, float *workspace, float *first, float *second) {
-    int64_t width = width_of(network);
-    Samples slice = *samples;
-    for (int64_t start = 0; start < rows; start += slice_rows) {
-        int64_t count = rows - start < slice_rows ? rows - start : slice_rows;
-        for (int64_t c = 0; c < COLUMNS; c++)
-            if (samples->data[c])
-                slice.data[c] = (const uint8_t *)samples->data[c] + start * samples->bytes[c];
-        const float *output =
-            layers_forward(network, parameters, slice.data[INPUTS], count, workspace);
-        if (network->head.kind == RAW)
-            for (int64_t i = 0; i < count * width; i++) first[start * width + i] = output[i];
-        else
-            head_forward(network, parameters, output, &slice, count, first + start,
-                         second ? second + start : 0, room_of(network, count, workspace));
-    }
+             float *workspace, float *first, float *second) {
+    const float *x = samples->data[INPUTS];
+    const float *output = layers_forward(network, parameters, x, rows, workspace);
+    if (network->head.kind == RAW)
+        __builtin_memcpy(first, output, 4 * rows * width_of(network));
+    else
+        head_forward(network, parameters, output, samples, rows, first, second,
+                     room_of(network, rows, workspace));
 }
 
-/* After `forward` of these rows in one slice, and given gradients for what the loss sees: write the
- * gradient of the `size` parameters to `sums` and that for the inputs to `x_gradient`, [rows,
- * inputs], unless these are null. */
+/* After `forward`, and given gradients for what the loss sees: add the gradient of the parameters to
+ * `sums`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are null. */
 void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
               float *workspace, const float *of_first, const float *of_second, float *sums,
-              int64_t size, float *x_gradient) {
+              float *x_gradient) {
     float *gradient = gradients(network, 0, rows, workspace);
     const float *output = saved(network, network->count - 1, rows, workspace).output;
-    for (int64_t i = 0; sums && i < size; i++) sums[i] = 0;
     if (network->head.kind == RAW)
-        for (int64_t i = 0; i < rows * width_of(network); i++) gradient[i] = of_first[i];
+        __builtin_memcpy(gradient, of_first, 4 * rows * width_of(network));
     else
         head_backward(network, parameters, output, samples, rows, of_first, of_second, gradient,
                       sums, room_of(network, rows, workspace));
@@ -535,9 +524,9 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
 }
 
 /* Add the gradient of a loss, summed over the samples, to `sums`, and its numbers to `numbers`. */
-static void add_gradient(const Network *network, const float *parameters, const Loss *loss,
-                         const Samples *samples, int64_t rows, float *workspace, float *sums,
-                         double *numbers) {
+void add_gradient(const Network *network, const float *parameters, const Loss *loss,
+                  const Samples *samples, int64_t rows, float *workspace, float *sums,
+                  double *numbers) {
     float *room = room_of(network, rows, workspace), *own[4];
     for (int64_t i = 0; i < 4; i++) own[i] = for_head(network, i, rows, workspace);
     const float *x = samples->data[INPUTS];
@@ -547,15 +536,6 @@ static void add_gradient(const Network *network, const float *parameters, const 
     head_backward(network, parameters, output, samples, rows, own[2], own[3],
                   gradients(network, 0, rows, workspace), sums, room);
     layers_backward(network, parameters, sums, x, 0, rows, workspace);
-}
-
-/* As `add_gradient`, from nothing. */
-void differentiate(const Network *network, const float *parameters, const Loss *loss,
-                   const Samples *samples, int64_t rows, float *workspace, float *sums,
-                   int64_t size, double *numbers) {
-    for (int64_t i = 0; i < size; i++) sums[i] = 0;
-    for (int64_t i = 0; i < NUMBERS; i++) numbers[i] = 0;
-    add_gradient(network, parameters, loss, samples, rows, workspace, sums, numbers);
 }
 
 /* ---- gradient steps ---- */

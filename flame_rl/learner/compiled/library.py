@@ -4,15 +4,7 @@ structures as ctypes has them."""
 from __future__ import annotations
 
 import platform
-from ctypes import (
-    CDLL,
-    POINTER,
-    Structure,
-    c_double,
-    c_float,
-    c_int64,
-    c_void_p,
-)
+from ctypes import CDLL, POINTER, Structure, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -42,62 +34,36 @@ COLUMNS = {
 NUMBERS = "loss", "entropy", "kl"
 
 
-class Layer(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("inputs", "outputs", "weight", "bias")),
-        *((name, c_int64) for name in ("norm_weight", "norm_bias", "activation")),
-        ("epsilon", c_double),
-    )
-
-
-class Head(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("kind", "log_std", "factors")),
-        *((name, c_void_p) for name in ("choices", "scale")),
-    )
-
-
-class Network(Structure):
-    _fields_ = (("count", c_int64), ("layers", POINTER(Layer)), ("head", Head))
-
-
-class Loss(Structure):
-    _fields_ = (("kind", c_int64), ("clip_range", c_float), ("entropy_coefficient", c_float))
-
-
-class Samples(Structure):
-    _fields_ = (("data", c_void_p * len(COLUMNS)), ("bytes", c_int64 * len(COLUMNS)))
-
-
-class Optimizer(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("parameters", "gradient", "first", "second")),
-        ("size", c_int64),
-        *((name, c_double) for name in ("max_grad_norm", "max_kl")),
-    )
-
-
-class Epoch(Structure):
-    _fields_ = (
-        ("samples", Samples),
-        *((name, c_void_p) for name in ("rows", "order")),
-        *((name, c_int64) for name in ("steps", "minibatches", "slice_rows")),
-    )
+def _structure(name: str, **fields: type) -> type[Structure]:
+    """A structure of core.c; where a name stands for several fields, blanks are as "__"."""
+    pairs = [(each, kind) for names, kind in fields.items() for each in names.split("__")]
+    return type(name, (Structure,), {"_fields_": pairs})
 
 
 _P, _N, _R = c_void_p, c_int64, c_double
-_ARGUMENTS = {
-    "workspace_size": (_P, _N),
-    "forward": (_P, _P, _P, _N, _N, _P, _P, _P),
-    "backward": (_P, _P, _P, _N, _P, _P, _P, _P, _N, _P),
-    "differentiate": (_P, _P, _P, _P, _N, _P, _P, _N, _P),
-    "epoch": (_P, _P, _P, _P, _N, _N, _P, _P, _P, _P),
-    "norm": (_P, _N),
-    "adam": (_P, _P, _P, _P, _R, _R, _R, _N),
-    "follow": (_P, _P, _R, _N),
-    "normalize": (_P, _P, _P, _P, _R, _N, _N),
+_PLACES = "inputs__outputs__weight__bias__norm_weight__norm_bias__activation"
+Layer = _structure("Layer", **{_PLACES: _N}, epsilon=_R)
+Head = _structure("Head", kind__log_std__factors=_N, choices__scale=_P)
+Network = _structure("Network", count=_N, layers=POINTER(Layer), head=Head)
+Loss = _structure("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
+Samples = _structure("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
+Optimizer = _structure(
+    "Optimizer", parameters__gradient__first__second=_P, size=_N, max_grad_norm__max_kl=_R
+)
+Epoch = _structure("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
+
+# The types of each function's arguments, and of its result.
+_FUNCTIONS = {
+    "workspace_size": ((_P, _N), _N),
+    "forward": ((_P, _P, _P, _N, _P, _P, _P), None),
+    "backward": ((_P, _P, _P, _N, _P, _P, _P, _P, _P), None),
+    "add_gradient": ((_P, _P, _P, _P, _N, _P, _P, _P), None),
+    "epoch": ((_P, _P, _P, _P, _N, _N, _P, _P, _P, _P), _N),
+    "norm": ((_P, _N), _R),
+    "adam": ((_P, _P, _P, _P, _R, _R, _R, _N), None),
+    "follow": ((_P, _P, _R, _N), None),
+    "normalize": ((_P, _P, _P, _P, _R, _N, _N), None),
 }
-_RESULTS = {"workspace_size": c_int64, "epoch": c_int64, "norm": c_double}
 
 
 @cache
@@ -108,9 +74,9 @@ def library() -> CDLL | None:
         path = Path(__file__).with_name(f"core_{name}.so")
         if path.exists() and needed <= _features():
             loaded = CDLL(str(path))
-            for function, arguments in _ARGUMENTS.items():
+            for function, (arguments, result) in _FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
-                getattr(loaded, function).restype = _RESULTS.get(function)
+                getattr(loaded, function).restype = result
             return loaded
     return None
 

@@ -33,8 +33,6 @@ LOSSES = {"policy_gradient": 0, "clipped": 1, "squared_error": 2}
 # Numbers of a workspace that stays in a core's own cache, and the least rows of a slice, so that
 # transposing weights costs little.
 _WORKSPACE, _LEAST_ROWS = 1 << 17, 64
-# A call of `outputs` computes at most this number of slices.
-_OUTPUT_SLICES = 4
 # Samples times parameters of one call, which takes about a tenth of a second; between two calls
 # the user may stop the run.
 _ONE_CALL = 1 << 30
@@ -97,10 +95,6 @@ class CompiledNetwork(plain.Network):
         )
         self.slice_rows = max(_LEAST_ROWS, _WORKSPACE // per_row)
 
-    @property
-    def output_rows(self) -> int:
-        return _OUTPUT_SLICES * self.slice_rows
-
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         if self._normalizer is None:
             return np.asarray(observations)
@@ -112,23 +106,19 @@ class CompiledNetwork(plain.Network):
         return result
 
     def outputs(self, samples: plain.Samples) -> tuple[np.ndarray, ...]:
-        rows = plain.rows_of(samples)
-        return self._forward(samples, rows, min(rows, self.slice_rows)).outputs
+        return self.forward(samples).outputs
 
     def forward(self, samples: plain.Samples) -> CompiledPass:
         rows = plain.rows_of(samples)
-        return self._forward(samples, rows, rows)
-
-    def _forward(self, samples: plain.Samples, rows: int, slice_rows: int) -> CompiledPass:
+        columns = self._columns(samples, ("actions", "action_masks"), rows)
         policy = self._head.kind in ("gaussian", "categorical")
-        columns = self._columns(samples, ("actions", "action_masks") if policy else (), rows)
         shape = (rows, self._outputs) if self._head.kind == "raw" else (rows,)
         outputs = tuple(np.empty(shape, np.float32) for _ in range(1 + policy))
-        workspace = self._workspace(slice_rows)
+        workspace = self._workspace(rows)
         second = outputs[1].ctypes.data if policy else None
         self._library.forward(
             *(self._address, self._parameters.ctypes.data, byref(columns.struct)),
-            *(rows, slice_rows, workspace.ctypes.data, outputs[0].ctypes.data, second),
+            *(rows, workspace.ctypes.data, outputs[0].ctypes.data, second),
         )
         return CompiledPass(self, columns, workspace, outputs, samples["inputs"].shape[-1])
 
@@ -139,11 +129,12 @@ class CompiledNetwork(plain.Network):
             return super().differentiate(loss, samples, gradient)
         rows = plain.rows_of(samples)
         columns = self._columns(samples, COLUMNS, rows)
-        numbers, workspace = np.empty(len(NUMBERS)), self._workspace(rows)
-        self._library.differentiate(
+        numbers, workspace = np.zeros(len(NUMBERS)), self._workspace(rows)
+        gradient.fill(0)
+        self._library.add_gradient(
             *(self._address, self._parameters.ctypes.data, byref(_loss(loss))),
             *(byref(columns.struct), rows, workspace.ctypes.data),
-            *(gradient.ctypes.data, gradient.size, numbers.ctypes.data),
+            *(gradient.ctypes.data, numbers.ctypes.data),
         )
         return dict(zip(loss.numbers, numbers.tolist(), strict=False))
 
@@ -190,6 +181,10 @@ class CompiledNetwork(plain.Network):
 
     def _columns(self, samples: plain.Samples, names: Sequence[str], rows: int) -> _Columns:
         """The inputs and the columns of these names, where they are there."""
+        # Those of actions are for a policy's head; the others' losses may have some of any shape.
+        ignored = {"gaussian": {"action_masks"}, "categorical": set()}
+        ignored = ignored.get(self._head.kind, {"actions", "action_masks"})
+        names = [name for name in names if name not in ignored]
         x = samples["inputs"]
         x = np.asarray(x) if self._select is None else x.take(self._select, axis=-1)
         arrays = [_array(x, np.float32, len(x), self._inputs)]
@@ -216,17 +211,15 @@ class CompiledNetwork(plain.Network):
         gradient: np.ndarray | None,
         of_inputs: np.ndarray | None,
     ) -> None:
-        rows = len(forward.outputs[0])
         of_outputs = [
             _array(np.broadcast_to(each, output.shape), np.float32, *output.shape)
             for each, output in zip(gradients, forward.outputs, strict=True)
         ]
-        arrays = (*of_outputs, None)[:2]
-        addresses = [a if a is None else a.ctypes.data for a in (*arrays, gradient, of_inputs)]
+        arrays = (*(*of_outputs, None)[:2], gradient, of_inputs)
         self._library.backward(
             *(self._address, self._parameters.ctypes.data, byref(forward.columns.struct)),
-            *(rows, forward.workspace.ctypes.data, *addresses[:3]),
-            *(0 if gradient is None else gradient.size, addresses[3]),
+            *(len(forward.outputs[0]), forward.workspace.ctypes.data),
+            *(each if each is None else each.ctypes.data for each in arrays),
         )
 
 
@@ -250,6 +243,7 @@ class CompiledPass:
     width: int
 
     def backward(self, gradients: tuple[plain.Gradient, ...], gradient: np.ndarray) -> None:
+        gradient.fill(0)
         self.network._backward(self, gradients, gradient, None)
 
     def backward_inputs(self, gradients: tuple[plain.Gradient, ...]) -> np.ndarray:

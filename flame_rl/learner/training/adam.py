@@ -67,7 +67,7 @@ class Adam:
     Attributes:
         parameters: float32 [P]; those of a module, see `flame_rl.learner.training.trained`.
         steps: steps so far.
-        gradient: float32 [P], what the next step descends; after an epoch of machine code, a sum
+        gradient: float32 [P], what the next step descends; after a compiled epoch, a sum
             over the samples, not clipped.
         sums: of gradients and of their squares, with weights that fall by beta at each step: the
             paper's moments m and v, but for the factor 1 - beta.

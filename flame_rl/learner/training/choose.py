@@ -88,7 +88,8 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     else:
         known = type(module.frames) is nn.Identity
         known = known and type(normalizer) in (nn.Identity, ObservationNormalizer)
-    if not known or type(module.network) is not nn.Sequential:
+    twice = len(set(layers)) < len(layers)
+    if not known or twice or type(module.network) is not nn.Sequential:
         return None
     select = layers.pop(0).places.numpy() if layers and type(layers[0]) is Select else None
     fields: list[dict[str, float]] = []

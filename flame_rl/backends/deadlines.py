@@ -1,4 +1,4 @@
-"""The deadline of a task, set by how long earlier tasks took and by its number of episodes."""
+"""The deadline of a task, from the time that earlier tasks took and its number of episodes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from flame_rl.wire.packing import Buffer
 FIRST_SECONDS = 600.0
 LEAST_SECONDS = 60.0
 TIMES_THE_LONGEST = 10.0
-# For a task of more episodes than any before it: as many episodes one after another, and that is
-# already more than it should take.
+# For a task of more episodes than any before it: episodes played one after another take longer than
+# those played together.
 TIMES_ONE_BY_ONE = 2.0
-# Each task that is killed at its deadline doubles the deadlines, up to this factor, until one of
+# Each task that is killed at its deadline doubles the deadlines, up to this factor, until a task of
 # its size succeeds.
 MOST_ALLOWANCE = 4.0
 
 
-class Patience:
-    """Sets the limits of tasks by what earlier ones took; used by several threads."""
+class Deadlines:
+    """Sets the limits of tasks; used by several threads."""
 
     def __init__(
         self, deadline: float | None, episodes: int, megabytes: int, workers: int = 1
     ) -> None:
         """`deadline`, in seconds, is fixed unless it is None; the others are as in `Limits`."""
         self._fixed = deadline
-        self._episodes = episodes
-        self._megabytes = megabytes
-        self._workers = workers
+        self._others = episodes, megabytes, workers
         # The longest task of each number of episodes, in seconds.
         self._longest: dict[int, float] = {}
         self._allowance = 1.0
@@ -38,32 +36,26 @@ class Patience:
         self._lock = threading.Lock()
 
     def limits(self, episodes: int = 1) -> Limits:
-        """The limits for the next task, which has this number of episodes."""
+        """The limits of the next task, which has this number of episodes."""
         with self._lock:
-            deadline = self._deadline(episodes)
-            return Limits(episodes, deadline, self._episodes, self._megabytes, self._workers)
+            return Limits(episodes, self._deadline(episodes), *self._others)
 
     def learn(self, limits: Limits, seconds: float, answer: Buffer) -> None:
-        """Learn from a task that was answered.
-
-        Args:
-            limits: the task's.
-            seconds: how long it took.
-            answer: encoded episodes or an encoded failure. Raises WireError if it is neither.
-        """
+        """Note how long a task with these limits took. Raises WireError if the answer is neither
+        episodes nor a failure."""
         if packing.message_type(answer) == "episodes":
-            self.took(limits.episodes, seconds)
+            self.succeeded(limits.episodes, seconds)
         elif codec.decode_failure(answer, env_id="").kind == "timeout":
-            self.was_killed(limits)
+            self.killed(limits)
 
-    def took(self, episodes: int, seconds: float) -> None:
-        """Note how long a task of this number of episodes took that succeeded."""
+    def succeeded(self, episodes: int, seconds: float) -> None:
+        """Note how long a task of this number of episodes took."""
         with self._lock:
             self._longest[episodes] = max(seconds, self._longest.get(episodes, 0.0))
             if episodes >= self._killed:
                 self._allowance, self._killed = 1.0, 0
 
-    def was_killed(self, limits: Limits) -> None:
+    def killed(self, limits: Limits) -> None:
         """Note that a task with these limits was killed at its deadline."""
         with self._lock:
             # Tasks that are killed together, with the same deadline, count once.
@@ -79,8 +71,5 @@ class Patience:
         one_by_one = min(
             seconds * max(1.0, episodes / size) for size, seconds in self._longest.items()
         )
-        return self._allowance * max(
-            LEAST_SECONDS,
-            TIMES_THE_LONGEST * max(self._longest.values()),
-            TIMES_ONE_BY_ONE * one_by_one,
-        )
+        longest = TIMES_THE_LONGEST * max(self._longest.values())
+        return self._allowance * max(LEAST_SECONDS, longest, TIMES_ONE_BY_ONE * one_by_one)
