@@ -15,11 +15,10 @@ from flame_rl import TrainConfig
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
-from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.minibatches import StepConfig
+from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.messages import EnvironmentSpec
 

@@ -4,16 +4,16 @@ refusal of updates that are not finite."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards
 from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
+from flame_rl.learner.training.choose import notices_of
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.flat import modules_in, state_of
+from flame_rl.learner.training.trained import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
@@ -26,9 +26,12 @@ class Algorithm(Protocol):
             among them are networks; their weights are digested and written to weights.safetensors.
             A replay memory is `REPLAY`.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
-        notice: what a person should know when a run begins; "" if nothing.
+        notices: what a person should know when a run begins.
+        demonstrations: what else it learns from; see demonstrations/files.py.
         lag: by how many updates the policy that collects is older than the latest one.
     """
+
+    demonstrations: Any = None
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]: ...
@@ -37,8 +40,8 @@ class Algorithm(Protocol):
     def metrics(self) -> tuple[str, ...]: ...
 
     @property
-    def notice(self) -> str:
-        return ""
+    def notices(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def lag(self) -> int:
@@ -77,27 +80,21 @@ class Learner:
     Attributes:
         algorithm: see `Algorithm`.
         rewards: makes of collected episodes those that `update` learns from.
-        demonstrations: what else it learns from, if there are any.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        algorithm: Algorithm,
-        rewards: Rewards = OWN,
-        demonstrations: Demonstrations | None = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.rewards, self.demonstrations = rewards, demonstrations
+    def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
+        self.algorithm, self.rewards = algorithm, rewards
         self._seed, self._device = config.experiment.seed, config.execution.device
         self._updates = 0
 
     @property
     def notices(self) -> list[str]:
-        """What a person should know when a run begins. Raises UsageError where demonstrations
-        cannot be used."""
-        demonstrated = "" if self.demonstrations is None else self.demonstrations.notice
-        return [text for text in (self.algorithm.notice, demonstrated) if text]
+        """What a person should know when a run begins, also where networks train slowly. Raises
+        UsageError where demonstrations cannot be used."""
+        slow = [] if self._device == "cuda" else notices_of(modules_in(self.parts))
+        demonstrations = self.algorithm.demonstrations
+        shown = [] if demonstrations is None else [demonstrations.notice]
+        return [*self.algorithm.notices, *shown, *slow]
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
@@ -124,9 +121,9 @@ class Learner:
             The algorithm's metrics by name.
 
         Raises:
-            RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `run_iteration`, which restores it.
-            UsageError: a module has drawn torch's random numbers, with the same remark.
+            RunError: a metric or a part of the state became NaN or infinite.
+            UsageError: a module has drawn torch's random numbers. After both, the state is that of
+                a broken update, which the caller undoes.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
         # theirs is this one; see `flame_rl.actor.randomness`.

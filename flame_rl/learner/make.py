@@ -12,7 +12,7 @@ from flame_rl.learner.learner import Algorithm, Learner
 from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
-from flame_rl.learner.training.flat import modules_in, refuse_common_parameters
+from flame_rl.learner.training.trained import modules_in, refuse_common_parameters
 from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -49,7 +49,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     keep_freed_memory()
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         algorithm = _make_algorithm(config, spec, demonstrations)
-    learner = Learner(config, algorithm, rewards, demonstrations)
+    learner = Learner(config, algorithm, rewards)
     refuse_common_parameters(modules_in(learner.parts))
     return learner
 

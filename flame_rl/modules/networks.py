@@ -43,13 +43,8 @@ class ObservationNetwork(nn.Module):
         return self.network(self.preprocess(*inputs))
 
     def preprocess(self, observations: Tensor, missing: Tensor | None = None) -> Tensor:
-        """What enters the layers, float32 [B, inputs].
-
-        Args:
-            observations: float32 or uint8 [B, D].
-            missing: with stacked frames, which of them precede the episode, bool [B, frames]: these
-                become 0. None: they are in `observations` if they are 0 there.
-        """
+        """What enters the layers, float32 [B, inputs], of observations, float32 or uint8 [B, D];
+        `missing`, bool [B, frames], says which stacked frames precede the episode, and become 0."""
         each = self.normalizer(observations)
         return self.frames(each if missing is None else each.masked_fill(missing[..., None], 0))
 
@@ -187,12 +182,8 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
     Network Architectures for Deep Reinforcement Learning", eq. 9).
 
-    Args:
-        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
-        atoms: Z.
-
-    Returns:
-        [B, A * Z].
+    [B, (1 + A) * Z], the state's value first, then each action's advantage -> [B, A * Z], with Z
+    `atoms`.
     """
     rows = len(outputs)
     by_action = outputs.reshape(rows, -1, atoms)

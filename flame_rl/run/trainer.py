@@ -159,9 +159,9 @@ class Trainer:
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
         self._closing.callback(self.learner.close)
-        if self.learner.demonstrations is not None:
-            digest = self.learner.demonstrations.digest
-            self.config = self.config.changed(demonstrations_digest=digest)
+        demonstrations = self.learner.algorithm.demonstrations
+        if demonstrations is not None:
+            self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.

@@ -195,7 +195,7 @@ def test_a_run_with_a_replay_memory_is_demonstrations(run, files, wholes, tmp_pa
     """All of its episodes, as its journal has them."""
     source = wholes("dqn")
     with Trainer(TrainConfig(**options_of(run, files, demonstrations=str(source)))) as trainer:
-        episodes = trainer.learner.demonstrations.episodes
+        episodes = trainer.learner.algorithm.demonstrations.episodes
         assert len(episodes) == 30
         for _ in trainer:
             pass

@@ -22,10 +22,9 @@ from flame_rl.learner.training import adam, choose, slices
 from flame_rl.learner.training import epoch as epochs
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
-from flame_rl.learner.training.epoch import Epoch, StepConfig
-from flame_rl.learner.training.flat import flat_parameters
-from flame_rl.learner.training.minibatches import descend, descend_by, runs_alone
+from flame_rl.learner.training.epoch import Epoch, StepConfig, descend, descend_by, runs_alone
 from flame_rl.learner.training.slices import mean_gradient
+from flame_rl.learner.training.trained import flat_parameters
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
 from flame_rl.modules.networks import (
     CategoricalPolicy,

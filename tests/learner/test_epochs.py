@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.on_policy import value_epochs
-from flame_rl.learner.on_policy.kl_limit import shrink_until_close
+from flame_rl.learner.on_policy import actor_critic
+from flame_rl.learner.on_policy.actor_critic import ValueTraining
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.value_epochs import ValueTraining
+from flame_rl.learner.on_policy.update import shrink_until_close
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.epoch import StepConfig
@@ -50,7 +50,7 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 
     monkeypatch.setattr(CompiledNetwork, "run_epoch", run_here)
     for cores in (1, 2):
-        monkeypatch.setattr(value_epochs, "available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(actor_critic, "available_cores", lambda cores=cores: cores)
         learner = learner_of(True, **options)
         metrics = [learner.update(random_episodes(True)) for _ in range(3)]
         found.append((metrics, learner.weights_digest()))
@@ -63,7 +63,7 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 def test_other_values_train_here(why, monkeypatch):
     """Where minibatches keep all cores busy, and where threads would wait for Python's lock."""
     monkeypatch.setattr(CompiledNetwork, "run_epoch", None)
-    monkeypatch.setattr(value_epochs, "_thread", None)
+    monkeypatch.setattr(actor_critic, "_thread", None)
     trained, steps = values(), 300
     if why == "large minibatches":
         steps = 16 * trained.network.slice_rows
@@ -100,7 +100,7 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
         threading.Timer(0.2, may_end.set).start()
         raise ZeroDivisionError
 
-    monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
+    monkeypatch.setattr(actor_critic, "available_cores", lambda: 2)
     monkeypatch.setattr(CompiledNetwork, "run_epoch", slow)
     if fails == "descend":
         monkeypatch.setattr(learner.algorithm.networks, "descend", failing)
@@ -123,7 +123,7 @@ def test_the_kl_limit_is_checked_while_values_learn(monkeypatch):
         checked.set()
         return shrink_until_close(*arguments)
 
-    monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
+    monkeypatch.setattr(actor_critic, "available_cores", lambda: 2)
     monkeypatch.setattr(CompiledNetwork, "run_epoch", slow)
     monkeypatch.setattr("flame_rl.learner.on_policy.update.shrink_until_close", check)
     assert "value_loss" in learner.update(random_episodes(True))

@@ -10,7 +10,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
+from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
+from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.algorithms import loss_name

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
+from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps

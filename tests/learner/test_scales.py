@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import interpolate
+from flame_rl.learner.on_policy.update import interpolate
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.system.errors import RunError
 from flame_rl.wire.messages import Episodes

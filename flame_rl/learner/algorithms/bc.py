@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
+from flame_rl.learner.on_policy.actor_critic import Actor, shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, Samples
@@ -26,7 +26,7 @@ _NEAREST = 1e-6
 
 
 def bc(
-    networks: ActorCritic,
+    networks: Actor,
     batch: Batch,
     config: TrainConfig,
     decay: float,
@@ -60,7 +60,7 @@ def minus_squashed_log_probs(
     samples: Samples, output: np.ndarray
 ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """-log pi(a | s) of a = tanh(u), u Gaussian: -log N(u; mean, std) + sum log(1 - a^2) (Haarnoja
-    et al. 2018, eq. 26). With z = (u - mean) / std its slopes are -z / std for the mean, and
+    et al. 2018, eq. 26). With z = (u - mean) / std its gradients are -z / std for the mean, and
     1 - z^2 for log std, 0 where that is clipped. The output is [B, 2A]: means, then log stds."""
     width = output.shape[1] // 2
     actions = samples["actions"].astype(np.float64).clip(_NEAREST - 1, 1 - _NEAREST)
@@ -69,8 +69,8 @@ def minus_squashed_log_probs(
     inverse = np.exp(-log_std)
     z = (np.arctanh(actions) - output[:, :width]) * inverse
     terms = 0.5 * z * z + log_std + 0.5 * math.log(2 * math.pi) + np.log1p(-actions * actions)
-    slope = np.concatenate([-z * inverse, (1 - z * z) * (raw == log_std)], axis=1)
-    return {"loss": terms.sum(axis=1).astype(output.dtype)}, (slope.astype(output.dtype),)
+    gradient = np.concatenate([-z * inverse, (1 - z * z) * (raw == log_std)], axis=1)
+    return {"loss": terms.sum(axis=1).astype(output.dtype)}, (gradient.astype(output.dtype),)
 
 
 def squared_errors(

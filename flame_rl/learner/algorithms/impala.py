@@ -19,9 +19,8 @@ import numpy as np
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
-from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import ImpalaSettings
@@ -91,12 +90,12 @@ class Impala(GradientStep):
         loss = share * (-advantages * log_pi - c * entropy)
         value_loss = 0.5 * share * errors * errors
 
-        slopes = (-share * advantages).ravel(), (-share * c).ravel()
+        gradients = (-share * advantages).ravel(), (-share * c).ravel()
         rate = settings.learning_rate * decay
-        policy.descend(policy_pass, slopes, rate, settings.max_grad_norm)
-        slopes = ((-share * errors / scale).ravel(),)
+        policy.descend(policy_pass, gradients, rate, settings.max_grad_norm)
+        gradients = ((-share * errors / scale).ravel(),)
         rate = settings.value_learning_rate * decay
-        value.descend(value_pass, slopes, rate, settings.max_grad_norm)
+        value.descend(value_pass, gradients, rate, settings.max_grad_norm)
         return {
             "loss": loss,
             "value_loss": value_loss,

@@ -90,14 +90,15 @@ class R2D2(GradientStep):
         next_values = of_actions(following, best_actions(online[:, 1:], samples).ravel())
         targets = td_targets(samples["rewards"].ravel(), samples["discounts"].ravel(), next_values)
         share = equal_shares(learned)
-        numbers, (slope,) = q_loss(
+        numbers, (gradient,) = q_loss(
             {"actions": actions, "targets": targets, "weights": share.ravel()}, now
         )
 
         # `descend` divides by all rows.
-        slopes = np.zeros_like(online)
-        slopes[:, :-1] = slope.reshape(count, length, -1) * np.float32(len(rows["time"]) / len(now))
-        self._q.descend(forward, (slopes.reshape(forward.outputs[0].shape),), decay)
+        gradients = np.zeros_like(online)
+        factor = np.float32(len(rows["time"]) / len(now))
+        gradients[:, :-1] = gradient.reshape(count, length, -1) * factor
+        self._q.descend(forward, (gradients.reshape(forward.outputs[0].shape),), decay)
         return {
             "loss": numbers["loss"],
             "value": share.ravel() * numbers["value"],

@@ -28,10 +28,9 @@ from flame_rl.learner.off_policy.critics import (
 )
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Train, adam_of
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import flame_rl.learner.training.network as plain
 from flame_rl.learner.compiled.library import (
     COLUMNS,
     NUMBERS,
@@ -20,7 +21,6 @@ from flame_rl.learner.compiled.library import (
     Samples,
     library,
 )
-from flame_rl.learner.training import network as plain
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch as Steps
 from flame_rl.learner.training.epoch import StepConfig
@@ -138,10 +138,13 @@ class CompiledNetwork(plain.Network):
         )
         return dict(zip(loss.numbers, numbers.tolist(), strict=False))
 
+    def has_epochs(self, loss: plain.Loss) -> bool:
+        return isinstance(loss, plain.NativeLoss)
+
     def run_epoch(
         self, loss: plain.NativeLoss, adam: Adam, epoch: Steps, config: StepConfig
     ) -> list[dict[str, float]]:
-        """See `flame_rl.learner.training.minibatches.descend`."""
+        """See `flame_rl.learner.training.epoch.descend`."""
         steps, count = epoch.steps, epoch.count
         slice_rows = min(epoch.largest, self.slice_rows)
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, COLUMNS, steps)

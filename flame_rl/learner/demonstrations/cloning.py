@@ -3,8 +3,7 @@ where another algorithm goes on from there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from gymnasium import spaces
@@ -14,14 +13,12 @@ import model
 from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.learner import Algorithm
-from flame_rl.learner.on_policy.batch import Batch, make_batch
+from flame_rl.learner.on_policy.actor_critic import Actor
+from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
 from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
-from flame_rl.learner.training.minibatches import Epoch, StepConfig, descend
-from flame_rl.learner.training.network import Loss, Samples
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.networks import PolicyNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.config import TrainConfig
@@ -29,61 +26,39 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 
+@dataclass(frozen=True)
 class Imitation(Algorithm):
     """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
-    iteration's episodes only say how good the policy was before. It is also what the `Update` needs
-    of a `flame_rl.learner.on_policy.actor_critic.ActorCritic`.
+    iteration's episodes only say how good the policy was before."""
 
-    Attributes:
-        policy: the policy in training.
-    """
+    config: TrainConfig
+    actor: Actor
+    algorithm: Update
+    demonstrations: Demonstrations
 
     metrics = ("loss", "gradient_norm", "policy_steps")
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        policy: TrainedNetwork,
-        algorithm: Update,
-        demonstrations: Demonstrations,
-    ) -> None:
-        self.policy = policy
-        self._config, self._algorithm, self._demonstrations = config, algorithm, demonstrations
-
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        return {"policy": self.policy.module, "policy_adam": self.policy.adam}
+        return self.actor.parts
 
     def snapshot(self) -> PolicySnapshot:
-        return self.policy.module.snapshot()
+        return self.actor.policy.module.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """Learn from the demonstrations; see `Algorithm.update`."""
-        decay = learning_rate_factor(self._config.algorithm.learning_rate_decay, progress)
-        batch, network = self._batch, self.policy.network
+        batch = make_batch(self.demonstrations.episodes, self.actor.remembers, self.actor.frames)
         # Where observations are normalised, by the statistics of the demonstrations.
-        if normalizers := normalizers_of(self.policy.module):
+        if normalizers := normalizers_of(self.actor.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations)
             for numbers, normalizer in normalizers:
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
-        batch = replace(batch, policy_inputs=network.prepare(batch.network_inputs))
-        return self._algorithm(self, batch, self._config, decay, generator)
-
-    @cached_property
-    def _batch(self) -> Batch:
-        network = self.policy.network
-        return make_batch(self._demonstrations.episodes, network.remembers, network.frames)
-
-    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        """See `ActorCritic`."""
-        return {}
-
-    def descend(self, epoch: Epoch, loss: Loss, descent: StepConfig) -> list[dict[str, float]]:
-        """See `ActorCritic`."""
-        return descend(self.policy.network, self.policy.adam, epoch, loss, descent)
+        batch = self.actor.prepare(batch)
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
+        return self.algorithm(self.actor, batch, self.config, decay, generator)
 
 
 def imitation(
@@ -100,7 +75,8 @@ def imitation(
             "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
             "replay memory, or a Minari dataset"
         )
-    return Imitation(config, in_training(make_policy(config, spec)), algorithm, demonstrations)
+    trained = in_training(make_policy(config, spec))
+    return Imitation(config, Actor(trained, trained.adam), algorithm, demonstrations)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
@@ -147,11 +123,6 @@ class ClonedFirst(Algorithm):
         """See `Algorithm.update`."""
         if self.cloned.count:
             return self.inner.update(episodes, generator, progress)
-        numbers = self._clone(generator, progress)
-        self.cloned.count = 1
-        return numbers
-
-    def _clone(self, generator: np.random.Generator, progress: float) -> dict[str, float]:
         config, networks = self.inner.config, self.inner.networks
         settings = config.algorithm
         batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
@@ -165,9 +136,9 @@ class ClonedFirst(Algorithm):
             networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
         try:
             metrics = bc(networks, batch, config, decay, generator)
-        finally:
-            # As in `OnPolicyAlgorithm.update`.
+        finally:  # see `OnPolicyAlgorithm.update`
             values = networks.finish()
+        self.cloned.count = 1
         return metrics | values
 
 
@@ -175,16 +146,13 @@ def cloned_first(
     config: TrainConfig,
     spec: EnvironmentSpec,
     algorithm: Update,
-    demonstrations: Demonstrations | None,
-) -> OnPolicyAlgorithm | ClonedFirst:
-    """An algorithm with new networks, which clones the demonstrations first, if there are any.
-    Raises UsageError as `on_policy` does, and where policies are a step behind."""
-    inner = on_policy(config, spec, algorithm)
-    if demonstrations is None:
-        return inner
+    demonstrations: Demonstrations,
+) -> ClonedFirst:
+    """An algorithm with new networks, which clones the demonstrations first. Raises UsageError as
+    `on_policy` does, and where policies are a step behind."""
     if config.overlap:
         raise UsageError(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"
         )
-    return ClonedFirst(inner, demonstrations)
+    return ClonedFirst(on_policy(config, spec, algorithm), demonstrations)

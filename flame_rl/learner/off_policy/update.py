@@ -72,10 +72,14 @@ class OffPolicy(Algorithm):
         return (*self.inner.metrics, "gradient_steps", "replay_steps")
 
     @property
-    def notice(self) -> str:
+    def notices(self) -> tuple[str, ...]:
         warm_up, hindsight = self.config.algorithm.warm_up_steps, self.minibatches.hindsight
         replay = f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
-        return replay if hindsight is None else f"{replay}\n{hindsight.notice}"
+        return (replay if hindsight is None else f"{replay}\n{hindsight.notice}",)
+
+    @property
+    def demonstrations(self) -> Demonstrations | None:
+        return self.minibatches.demonstrations
 
     def snapshot(self) -> PolicySnapshot:
         exploration = self.inner.exploration(self.replay.env_steps)

@@ -1,76 +1,89 @@
-"""A policy and its values in training: two networks, or one that is both."""
+"""A policy and its values in training: two networks, or one that is both.
+
+N is the number of steps in a batch, E the number of episodes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from functools import cache, partial
 
 import numpy as np
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.value_epochs import ValueTraining
+from flame_rl.learner.on_policy.losses import (
+    Term,
+    differentiate_sum,
+    metrics_of,
+    output_as_loss,
+    value_loss,
+)
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import (
     Epoch,
     StepConfig,
+    descend,
+    descend_by,
     number_of_minibatches,
     random_order,
+    runs_alone,
 )
 from flame_rl.learner.training.frames import SideBySide, time_steps
-from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
-from flame_rl.learner.training.minibatches import descend, descend_by
 from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.observations import Centering, ObservationNormalizer
 from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
+from flame_rl.system.machine import available_cores
 
 
-class ActorCritic(Protocol):
-    """A policy and its values, as an on-policy algorithm trains them.
+@dataclass(frozen=True)
+class Computed:
+    """A torch module, and the network that computes it."""
 
-    N is the number of steps in a batch, E the number of episodes.
+    module: nn.Module
+    network: Network
+
+
+class Actor:
+    """A policy in training, alone.
 
     Attributes:
         policy: the policy's module, and how it is computed.
         adam: optimises the policy's parameters.
-        statistics: running means and variances of observations and returns.
         shared: whether one network is both, so that its values stop learning with its policy.
         frames: how many observations, the latest and those before it, are one input.
         remembers: whether a network has a memory, so that minibatches are of whole episodes.
         metrics: names of the numbers that `descend` returns besides those of the policy's loss.
     """
 
-    policy: TrainedNetwork | Computed
-    adam: Adam
-    statistics: Statistics
-    shared: bool
-    frames: int
-    remembers: bool
-    metrics: tuple[str, ...]
+    shared = False
+    metrics: tuple[str, ...] = ()
+
+    def __init__(self, policy: TrainedNetwork | Computed, adam: Adam) -> None:
+        self.policy, self.adam = policy, adam
+        self.remembers, self.frames = policy.network.remembers, policy.network.frames
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
         """Everything with state, by name."""
-        ...
+        return {"policy": self.policy.module, "policy_adam": self.adam}
 
     def prepare(self, batch: Batch) -> Batch:
         """Add the networks' inputs to the batch; an update begins with it."""
-        ...
-
-    def values(self, batch: Batch) -> np.ndarray:
-        """V(s) of all observations of a prepared batch, float64 [N + E]."""
-        ...
+        inputs = self.policy.network.prepare(batch.network_inputs)
+        return replace(batch, policy_inputs=inputs)
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         """Columns that losses other than the policy's need, [N, ...] by name; `targets`, float64
         [N], are those of the values."""
-        ...
+        return {}
 
     def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """Train the policy for an epoch; where one network is both, on the weighted sum of its
@@ -80,7 +93,39 @@ class ActorCritic(Protocol):
             For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
             means over its steps, and "gradient_norm".
         """
-        ...
+        return descend(self.policy.network, self.adam, epoch, loss, config)
+
+
+class ActorCritic(Actor):
+    """A policy and its values, as an on-policy algorithm trains them.
+
+    An algorithm takes the `values` of a batch, then trains for some epochs. In each, `fit_values`
+    comes before `descend`: a value network of its own may train on another core beside the policy,
+    from the call of `fit_values` on. `values` and `finish` wait for its end.
+
+    Attributes:
+        statistics: running means and variances of observations and returns.
+    """
+
+    def __init__(
+        self,
+        policy: TrainedNetwork | Computed,
+        value: TrainedNetwork | Computed,
+        adam: Adam,
+        statistics: Statistics,
+    ) -> None:
+        """`adam` optimises the policy's parameters."""
+        super().__init__(policy, adam)
+        self.value, self.statistics = value, statistics
+        self.remembers = policy.network.remembers or value.network.remembers
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """V(s) of all observations of a prepared batch, float64 [N + E]."""
+        samples = {"inputs": batch.value_inputs}
+        if batch.time is not None:
+            samples["time"] = time_steps(batch.lengths + 1)
+        (values,) = outputs(self.value.network, samples)
+        return values.astype(np.float64)
 
     def fit_values(
         self,
@@ -100,30 +145,22 @@ class ActorCritic(Protocol):
             learning_rate: Adam's step size.
             generator: draws the order of the steps in each epoch.
         """
-        ...
 
     def finish(self) -> dict[str, float]:
         """End the update; returns the metrics of `fit_values`."""
-        ...
+        return {}
+
+    def value_columns(self, targets: np.ndarray) -> Samples:
+        """What the value loss needs, given targets, float64 [N]."""
+        targets = targets.astype(np.float32)
+        return {
+            "targets": targets,
+            "scale": np.full_like(targets, self.value.module.scale.item()),
+        }
 
 
-@dataclass(frozen=True)
-class Computed:
-    """A torch module, and the network that computes it."""
-
-    module: nn.Module
-    network: Network
-
-
-class TwoNetworks:
-    """See `ActorCritic`. A policy and a value network, each with its Adam.
-
-    The value network may train on another core beside the policy: `fit_values` starts its epochs,
-    `values` and `finish` wait for them.
-    """
-
-    shared = False
-    metrics: tuple[str, ...] = ()
+class TwoNetworks(ActorCritic):
+    """A policy and a value network, each with its Adam."""
 
     def __init__(
         self,
@@ -132,17 +169,9 @@ class TwoNetworks:
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """
-        Args:
-            policy, value: the networks.
-            statistics: see `ActorCritic`.
-            settings: with minibatches and max_grad_norm.
-        """
-        self.policy, self.value, self.adam = policy, value, policy.adam
+        """`settings` have minibatches and max_grad_norm."""
+        super().__init__(policy, value, policy.adam, statistics)
         self.training = ValueTraining(value)
-        self.statistics = statistics
-        self.remembers = policy.network.remembers or value.network.remembers
-        self.frames = policy.network.frames
         self._settings = settings
 
     @property
@@ -150,7 +179,7 @@ class TwoNetworks:
         return {
             "policy": self.policy.module,
             "value": self.value.module,
-            "policy_adam": self.policy.adam,
+            "policy_adam": self.adam,
             "value_adam": self.value.adam,
             **self.statistics.parts,
         }
@@ -167,13 +196,7 @@ class TwoNetworks:
 
     def values(self, batch: Batch) -> np.ndarray:
         self.training.finish()
-        return values_of(self.value.network, batch)
-
-    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        return {}
-
-    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
-        return descend(self.policy.network, self.adam, epoch, loss, config)
+        return super().values(batch)
 
     def fit_values(
         self,
@@ -184,7 +207,7 @@ class TwoNetworks:
         generator: np.random.Generator,
     ) -> None:
         count = number_of_minibatches(self._settings.minibatches, batch.steps)
-        columns = target_columns(targets, self.value.module)
+        columns = self.value_columns(targets)
         if batch.time is not None:
             columns["time"] = batch.time
         orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
@@ -198,9 +221,9 @@ class TwoNetworks:
         return {} if loss is None else {"value_loss": loss}
 
 
-class OneNetwork:
-    """See `ActorCritic`. One network for policy and values, perhaps with auxiliary losses; it
-    descends the weighted sum of its losses."""
+class OneNetwork(ActorCritic):
+    """One network for policy and values, perhaps with auxiliary losses; it descends the weighted
+    sum of its losses."""
 
     shared = True
 
@@ -216,30 +239,24 @@ class OneNetwork:
         Args:
             network: its outputs are log-probabilities, entropies, values, and each auxiliary loss.
             policy, value: the same module, computed as policy and as values.
-            statistics: see `ActorCritic`.
+            statistics: of observations and returns.
             settings: with value_weight, auxiliary and auxiliary_weights.
         """
-        self.policy, self._value, self.adam = policy, value, network.adam
-        self.statistics = statistics
-        self.remembers = network.network.remembers
-        self.frames = network.network.frames
+        super().__init__(policy, value, network.adam, statistics)
         self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
         self._network, self._settings = network, settings
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        own = {"shared": self._network.module, "shared_adam": self._network.adam}
+        own = {"shared": self._network.module, "shared_adam": self.adam}
         return own | self.statistics.parts
 
     def prepare(self, batch: Batch) -> Batch:
         inputs = self._network.network.prepare(batch.network_inputs)
         return replace(batch, policy_inputs=inputs, value_inputs=inputs)
 
-    def values(self, batch: Batch) -> np.ndarray:
-        return values_of(self._value.network, batch)
-
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        own = target_columns(targets, self._network.module)
+        own = self.value_columns(targets)
         return own | batch.outcomes() if self._settings.auxiliary else own
 
     def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
@@ -256,24 +273,49 @@ class OneNetwork:
 
         return descend_by(gradient_of, self.adam, epoch, config)
 
-    def fit_values(
-        self,
-        batch: Batch,
-        targets: np.ndarray,
-        epochs: int,
-        learning_rate: float,
-        generator: np.random.Generator,
-    ) -> None:
-        pass
 
-    def finish(self) -> dict[str, float]:
-        return {}
+class ValueTraining:
+    """The epochs of a value network in one update, which may run while the policy trains."""
+
+    def __init__(self, trained: TrainedNetwork) -> None:
+        self._trained = trained
+        self._running: Future[float] | None = None
+        self._loss: float | None = None
+
+    def begin(self, epochs: Sequence[Epoch], config: StepConfig) -> None:
+        """Begin epochs of the value loss, one at least; the network must not be used before
+        `finish`."""
+        self.finish()
+        # What is computed by Python trains here, because two threads would wait for its lock.
+        if runs_alone(self._trained.network, epochs[0], value_loss) and available_cores() > 1:
+            # The context has NumPy's settings, and the user's wish to stop.
+            context = copy_context()
+            self._running = _thread().submit(context.run, self._fit, epochs, config)
+        else:
+            self._loss = self._fit(epochs, config)
+
+    def finish(self) -> float | None:
+        """Wait for the epochs that `begin` began; returns the mean loss of this update's last
+        epoch, None where there was none. Raises Interrupted if the user asks to stop."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._loss = running.result()
+        return self._loss
+
+    def reset(self) -> None:
+        """Begin an update, which has no epochs yet."""
+        self._loss = None
+
+    def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
+        network, adam = self._trained.network, self._trained.adam
+        for epoch in epochs:
+            steps = descend(network, adam, epoch, value_loss, config)
+        return sum(numbers["loss"] for numbers in steps) / len(steps)
 
 
-class Normalizer(Protocol):
-    """A module that normalises numbers of observations by their statistics."""
-
-    def set(self, mean: np.ndarray, std: np.ndarray) -> None: ...
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="values")
 
 
 class Statistics:
@@ -281,7 +323,7 @@ class Statistics:
 
     def __init__(
         self,
-        normalizers: Sequence[tuple[slice, Normalizer]],
+        normalizers: Sequence[tuple[slice, ObservationNormalizer | Centering]],
         observation_dim: int,
         rescale: Callable[[float], None],
     ) -> None:
@@ -294,9 +336,7 @@ class Statistics:
         """
         self._normalizers, self._rescale = normalizers, rescale
         self._returns = RunningMoments(1)
-        self._observations = None
-        if normalizers:
-            self._observations = RunningMoments(observation_dim)
+        self._observations = RunningMoments(observation_dim) if normalizers else None
 
     @property
     def parts(self) -> dict[str, Stateful]:
@@ -318,21 +358,6 @@ class Statistics:
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
         self._rescale(float(np.hypot(mean, std)))
-
-
-def target_columns(targets: np.ndarray, module: nn.Module) -> Samples:
-    """What the value loss needs, given targets, float64 [N], and the module of the values."""
-    targets = targets.astype(np.float32)
-    return {"targets": targets, "scale": np.full_like(targets, module.scale.item())}
-
-
-def values_of(network: Network, batch: Batch) -> np.ndarray:
-    """The values of all observations of a prepared batch, float64 [N + E]."""
-    samples = {"inputs": batch.value_inputs}
-    if batch.time is not None:
-        samples["time"] = time_steps(batch.lengths + 1)
-    (values,) = outputs(network, samples)
-    return values.astype(np.float64)
 
 
 def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:

@@ -30,10 +30,8 @@ def add_auxiliary(network: SharedNetwork, names: Sequence[str], spec: Environmen
 def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """The network's outputs, and the losses of each auxiliary module, float32 [B] each.
 
-    Args:
-        network: with its auxiliary modules.
-        samples: "inputs", which are observations, "actions", and with auxiliary losses the
-            columns of `Batch.outcomes`.
+    Samples have "inputs", which are observations, "actions", and with auxiliary losses the columns
+    of `Batch.outcomes`.
     """
     policy = network.policy
     inputs = policy.preprocess(*inputs_of(samples))
@@ -48,16 +46,8 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
 
 
 def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:
-    """The module of an auxiliary loss.
-
-    Args:
-        name: "module:class"; called with `features` and `spec`, it makes the module.
-        features: F, width of the last shared layer.
-        spec: of the environment.
-
-    Raises:
-        UsageError: it cannot be made, or something in it is not float32.
-    """
+    """The module of an auxiliary loss: "module:class", called with F = `features`, the width of the
+    last shared layer, and `spec`. Raises UsageError if it cannot be made, or is not float32."""
     make = import_function("auxiliary", name)
     try:
         module = make(features, spec)

@@ -106,40 +106,26 @@ class Batch:
         }
 
     def returns(self, discount: float, last: np.ndarray) -> np.ndarray:
-        """G_t of each step, float64 [N]; `last`, float64 [E], is the value of the state
-        after a truncated episode. See `discounted_returns`."""
+        """G_t of each step, float64 [N]; `last`, float64 [E], is the value of the state after a
+        truncated episode."""
         bootstrap = np.where(self.terminated, 0.0, last)
         return discounted_returns(self.rewards, self.lengths, discount, bootstrap)
 
     def estimated_returns(self, discount: float) -> np.ndarray:
-        """G_t of each step, float64 [N], without a value network: one constant is the value of
-        every state at a time limit; see `constant_value`."""
+        """The same without a value network: see `constant_value`."""
         rest = constant_value(self.rewards, self.lengths, ~self.terminated, discount)
         return self.returns(discount, np.full(len(self.lengths), rest))
 
     def advantages(self, values: np.ndarray, discount: float, gae_lambda: float) -> np.ndarray:
-        """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]. See
-        `generalized_advantages`."""
-        return generalized_advantages(
-            self.rewards,
-            values,
-            self.lengths,
-            self.terminated,
-            discount,
-            gae_lambda,
-            self.weights,
-        )
+        """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]."""
+        steps = self.rewards, values, self.lengths, self.terminated
+        return generalized_advantages(*steps, discount, gae_lambda, self.weights)
 
 
 def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:
     """The episodes as one batch; nothing is copied. `whole` says whether a network remembers, and
     `frames` how many observations are stacked into one input."""
-    return Batch(
-        columns=episodes.columns,
-        rows=step_rows(episodes.lengths),
-        lengths=episodes.lengths,
-        # An episode that terminates in the last step before its time limit counts as terminated.
-        terminated=episodes.terminated,
-        time=time_steps(episodes.lengths) if whole else None,
-        frames=frames,
-    )
+    lengths = episodes.lengths
+    time = time_steps(lengths) if whole else None
+    # An episode that terminates in the last step before its time limit counts as terminated.
+    return Batch(episodes.columns, step_rows(lengths), lengths, episodes.terminated, time, frames)

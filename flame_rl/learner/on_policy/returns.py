@@ -2,7 +2,8 @@
 
 N is the number of steps of all episodes together, E the number of episodes. An array of values has
 [N + E] entries, one for each observation of each episode in turn, the last observation included.
-Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
+Ranks or sizes that do not fit raise ValueError. Sutton and Barto is "Reinforcement Learning: An
+Introduction", 2nd edition, 2018.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ def discounted_returns(
 
     Returns:
         float64 [N].
-
-    Raises:
-        ValueError: ranks or sizes that do not fit.
     """
     _check_episodes(rewards, lengths)
     if bootstrap.shape != lengths.shape:
@@ -65,12 +63,16 @@ def generalized_advantages(
 
     Returns:
         float64 [N].
-
-    Raises:
-        ValueError: ranks or sizes that do not fit.
     """
-    now, following = _now_and_following(rewards, values, lengths, terminated)
-    deltas = rewards + discount * following - now
+    _check_episodes(rewards, lengths)
+    if values.shape != (len(rewards) + len(lengths),):
+        raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
+    if terminated.shape != lengths.shape:
+        raise ValueError(f"terminated: shape {terminated.shape}, not {lengths.shape}")
+    rows = step_rows(lengths)
+    following = values[rows + 1]
+    following[np.cumsum(lengths)[terminated] - 1] = 0.0
+    deltas = rewards + discount * following - values[rows]
     weights = 1.0 if weights is None else weights
     ends = np.zeros(len(lengths))
     return _discounted_sums(weights * deltas, discount * gae_lambda * weights, lengths, ends)
@@ -89,9 +91,6 @@ def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
     Returns:
         float64 [N]; zeros if there is only one episode.
-
-    Raises:
-        ValueError: ranks or sizes that do not fit.
     """
     _check_episodes(returns, lengths)
     if len(lengths) == 1:
@@ -159,21 +158,6 @@ def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.nda
     if scale <= _ROUNDING * np.abs(values).max():
         return np.zeros(len(values), np.float32)
     return (centered / scale).astype(np.float32)
-
-
-def _now_and_following(
-    rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, terminated: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """V_t and V_{t+1} of every step; V_{t+1} is 0 after the last step of a terminated episode."""
-    _check_episodes(rewards, lengths)
-    if values.shape != (len(rewards) + len(lengths),):
-        raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
-    if terminated.shape != lengths.shape:
-        raise ValueError(f"terminated: shape {terminated.shape}, not {lengths.shape}")
-    rows = step_rows(lengths)
-    following = values[rows + 1]
-    following[np.cumsum(lengths)[terminated] - 1] = 0.0
-    return values[rows], following
 
 
 def _discounted_sums(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from torch import nn
 
 import model
+from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -20,38 +22,55 @@ from flame_rl.learner.on_policy.actor_critic import (
 )
 from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
-from flame_rl.learner.on_policy.kl_limit import (
-    copy_state,
-    log_probs_of,
-    policy_samples,
-    shrink_until_close,
-)
+from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
-from flame_rl.learner.training.flat import state_of
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.network import Network, Samples
+from flame_rl.learner.training.slices import outputs
+from flame_rl.learner.training.trained import Train, TrainedNetwork, state_of
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
-# Metrics of every algorithm here.
+# Metrics of every algorithm here, of those that train values, and of the KL limit.
 _POLICY = ("loss", "gradient_norm", "policy_entropy")
-# Metrics of those that train a value network.
 _VALUES = ("value_loss", "explained_variance")
-# Metrics of the KL limit; see `policy_metrics` and `shrink_until_close`.
 _LIMIT = ("policy_steps", "kl", "update_scale")
 
-# An algorithm: one update of the networks from a prepared batch. The other arguments are the
-# configuration, the factor of the learning rates, and a generator seeded by the run's seed and the
-# number of updates. Returns metrics by name.
-Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
+# An update whose divergence is too large after this number of halvings is undone.
+_HALVINGS = 40
+
+
+class Update(Protocol):
+    """An algorithm: one update of the networks from the steps of an iteration."""
+
+    def __call__(
+        self,
+        networks: ActorCritic,
+        batch: Batch,
+        config: TrainConfig,
+        decay: float,
+        generator: np.random.Generator,
+    ) -> dict[str, float]:
+        """
+        Args:
+            networks: policy and values; see `ActorCritic` for the order of its methods.
+            batch: prepared by the networks.
+            config: the run's settings.
+            decay: factor of the learning rates.
+            generator: seeded by the run's seed and the number of updates.
+
+        Returns:
+            Metrics by name.
+        """
+        ...
 
 
 @dataclass(frozen=True)
-class OnPolicyAlgorithm:
-    """An on-policy algorithm, as `flame_rl.learner.learner.Algorithm` describes it.
+class OnPolicyAlgorithm(Algorithm):
+    """An on-policy algorithm.
 
     Attributes:
         networks: policy and values.
@@ -65,9 +84,6 @@ class OnPolicyAlgorithm:
     config: TrainConfig
     algorithm: Update
     collector: Computed | None
-
-    files = None
-    notice = ""
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
@@ -88,9 +104,6 @@ class OnPolicyAlgorithm:
 
     def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot() if self.collector is None else self.collector.module.snapshot()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -139,12 +152,79 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         network = in_training(module, every_output)
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
-        statistics = Statistics(
-            normalizers_of(module), spec.observation_dim, partial(rescale, module)
-        )
+        scale = partial(rescale, module)
+        statistics = Statistics(normalizers_of(module), spec.observation_dim, scale)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
     return TwoNetworks(policy, value, statistics, settings)
+
+
+def shrink_until_close(
+    policy: TrainedNetwork | Computed,
+    before: dict[str, np.ndarray],
+    batch: Batch,
+    samples: Samples,
+    max_kl: float,
+) -> dict[str, float]:
+    """Shorten the update of the policy, its normalisation included, until its KL divergence from
+    the policy before it is at most `max_kl`; if it never is, undo the update.
+
+    To end the epochs where a minibatch exceeds the limit is not enough: a minibatch estimates the
+    divergence from its own steps, before its own gradient step.
+
+    Args:
+        policy: after the update; values in the same module are shortened with it.
+        before: its state before the update; see `copy_state`.
+        batch: all steps that were collected.
+        samples: the same; see `policy_samples`.
+        max_kl: in nats.
+
+    Returns:
+        "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
+    """
+    after = copy_state(policy.module)
+    for halvings in range(_HALVINGS + 1):
+        # The divergence grows with the square of the update.
+        scale = 0.5 ** (halvings / 2)
+        if halvings:
+            between = {name: interpolate(before[name], after[name], scale) for name in after}
+            state_of(policy.module).load_state_dict(between)
+        log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
+        kl = float(kl_terms(log_ratio, batch.importance_weights).mean())
+        if kl <= max_kl:
+            return {"kl": kl, "update_scale": scale}
+    if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
+        return {"kl": kl, "update_scale": scale}
+    state_of(policy.module).load_state_dict(before)
+    return {"kl": 0.0, "update_scale": 0.0}
+
+
+def policy_samples(batch: Batch) -> Samples:
+    """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
+    `Batch.for_policy`; with "time" where a network remembers."""
+    # `take` is several times as fast as indexing.
+    inputs = batch.network_inputs.take(batch.rows, axis=0)
+    samples = {"inputs": inputs, **batch.for_policy}
+    return samples if batch.time is None else samples | {"time": batch.time}
+
+
+def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
+    """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
+    result, _ = outputs(policy, samples, prepared=False)
+    return result
+
+
+def copy_state(module: nn.Module) -> dict[str, np.ndarray]:
+    """Copies of the module's parameters and buffers, by name."""
+    return {name: array.copy() for name, array in state_of(module).state_dict().items()}
+
+
+def interpolate(before: np.ndarray, after: np.ndarray, share: float) -> np.ndarray:
+    """before + share (after - before), as exact as torch.lerp: from the nearer end, and with one
+    rounding after the difference, whose product with a float32 float64 holds exactly."""
+    share = np.float32(share)
+    near, factor = (before, share) if share < 0.5 else (after, share - np.float32(1))
+    return np.asarray(np.float64(factor) * (after - before) + near, before.dtype)

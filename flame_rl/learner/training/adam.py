@@ -65,7 +65,7 @@ class Adam:
     """Updates parameters in place.
 
     Attributes:
-        parameters: float32 [P]; those of a module, see `flame_rl.learner.training.flat`.
+        parameters: float32 [P]; those of a module, see `flame_rl.learner.training.trained`.
         steps: steps so far.
         gradient: float32 [P], what the next step descends; after a compiled epoch, a sum
             over the samples, not clipped.

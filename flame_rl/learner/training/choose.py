@@ -20,16 +20,18 @@ from flame_rl.learner.compiled.network import ACTIVATIONS, CompiledHead, Compile
 from flame_rl.learner.training.autograd import Apply, AutogradNetwork, SequenceNetwork, layers_in
 from flame_rl.learner.training.network import Network
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
+from flame_rl.modules.layers import Activation, Convolution, Dense, LayerNorm, Select
 from flame_rl.modules.networks import (
     ActionValueNetwork,
     CategoricalPolicy,
     CriticNetwork,
     GaussianPolicy,
+    ObservationNetwork,
     PolicyNetwork,
     ValueNetwork,
 )
-from flame_rl.modules.observations import ObservationNormalizer
+from flame_rl.modules.observations import FrameStack, ObservationNormalizer
+from flame_rl.modules.recurrent import MEMORIES
 
 # A context variable, so that algorithms need not pass the device on to their networks.
 _DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
@@ -141,3 +143,37 @@ def _is_plain(module: nn.Module) -> bool:
 def _place(module: nn.Module, parameter: nn.Parameter) -> int:
     """Where a parameter begins among all, in numbers."""
     return (parameter.data_ptr() - next(module.parameters()).data_ptr()) // 4
+
+
+def notices_of(modules: dict[str, nn.Module]) -> list[str]:
+    """Why networks on the CPU train slowly, where somebody can do something about it: the package
+    has no compiled library, or a network of dense layers has one that this does not know."""
+    if library() is None:
+        return [
+            "The package was installed without its compiled library: torch trains the networks, "
+            "small ones about five times slower; reinstall it by "
+            "`uv sync --reinstall-package flame-rl`"
+        ]
+    notices = []
+    for module in modules.values():
+        for name in _unknown_layers(module):
+            notices.append(
+                f"{name} is a layer that compiled code does not know: torch trains its networks, "
+                "about five times slower; see docs/add-a-layer.md"
+            )
+    return [*dict.fromkeys(notices)]
+
+
+def _unknown_layers(module: nn.Module) -> list[str]:
+    """The classes that keep a network of dense layers from compiled code; none of a network that
+    is always torch's, with convolutions, a memory or stacked frames."""
+    always_torchs = (Convolution, FrameStack, *MEMORIES.values())
+    if not isinstance(module, ObservationNetwork | CriticNetwork):
+        return []
+    if any(isinstance(each, always_torchs) for each in module.modules()):
+        return []
+    layers = list(module.network)
+    if not any(isinstance(layer, nn.Linear) for layer in layers):
+        return []
+    known = (Dense, LayerNorm, Activation, Select)
+    return [type(layer).__name__ for layer in layers if type(layer) not in known]

@@ -1,15 +1,18 @@
-"""An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and how gradient
-steps are taken on them."""
+"""An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and a gradient
+step on each: all in compiled code where it knows network and loss, otherwise one after another."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
-from flame_rl.learner.training.network import Samples, split
+from flame_rl.learner.training.network import Loss, Network, Samples, split
+from flame_rl.learner.training.slices import mean_gradient, on_all_cores
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
@@ -101,3 +104,43 @@ class StepConfig:
         """Whether a minibatch of these numbers ends the epoch."""
         # Not "greater than": a divergence of NaN exceeds it, too. In float32, as compiled code.
         return not np.float32(numbers.get("kl", 0.0)) <= np.float32(self.max_kl)
+
+
+def descend(
+    network: Network, adam: Adam, epoch: Epoch, loss: Loss, config: StepConfig
+) -> list[dict[str, float]]:
+    """Train a network on a loss.
+
+    Returns:
+        For each minibatch, up to one that exceeded the KL limit, the loss's numbers by name, means
+        over its steps, and "gradient_norm".
+    """
+    if runs_alone(network, epoch, loss):
+        return network.run_epoch(loss, adam, epoch, config)
+
+    def gradient_of(minibatch: Samples) -> dict[str, float]:
+        return mean_gradient(network, minibatch, loss, adam.gradient)
+
+    return descend_by(gradient_of, adam, epoch, config)
+
+
+def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
+    """Whether compiled code runs the epoch without Python; not where minibatches keep all cores
+    busy, and one core would take longer."""
+    return network.has_epochs(loss) and not on_all_cores(network, epoch.largest)
+
+
+def descend_by(
+    gradient_of: Callable[[Samples], dict[str, float]], adam: Adam, epoch: Epoch, config: StepConfig
+) -> list[dict[str, float]]:
+    """As `descend`, given a function that writes a minibatch's gradient to `adam.gradient` and
+    returns its numbers."""
+    steps = []
+    for minibatch in epoch.minibatches():
+        numbers = gradient_of(minibatch)
+        numbers["gradient_norm"] = adam.clip_gradient(config.max_grad_norm)
+        steps.append(numbers)
+        if config.exceeds_kl(numbers):
+            break
+        adam.step(config.learning_rate)
+    return steps

@@ -24,7 +24,11 @@ Gradient = np.ndarray | float
 
 
 class Loss(Protocol):
-    """A loss of single samples; its mean over a minibatch is what a gradient step descends."""
+    """A loss of single samples; its mean over a minibatch is what a gradient step descends.
+
+    It sees the head's outputs and the samples' columns as arrays, and is traced by nothing: it
+    returns its own gradient. `torch_loss` makes one of a function in torch, which finds it.
+    """
 
     def __call__(
         self, samples: Samples, *outputs: np.ndarray
@@ -42,7 +46,9 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class NativeLoss:
-    """A loss that the compiled library has, too; see learner/compiled/core.c.
+    """A loss with two bodies: the function, wherever torch has the network, and one in
+    learner/compiled/core.c, which compiled epochs run. tests/learner/test_compiled.py holds both
+    together: whoever changes one changes the other.
 
     Attributes:
         function: the loss.
@@ -126,6 +132,10 @@ class Network(Protocol):
         numbers, gradients = loss(samples, *forward.outputs)
         forward.backward(gradients, gradient)
         return sums_of(numbers)
+
+    def has_epochs(self, loss: Loss) -> bool:
+        """Whether the network has a method `run_epoch`, all epochs of this loss without Python."""
+        return False
 
 
 def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:

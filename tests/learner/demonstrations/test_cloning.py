@@ -126,7 +126,7 @@ def test_observations_are_normalised_by_the_demonstrations_alone(policy):
     spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-1, 1, (2,), np.float32))
     learner = make_learner(spec, algorithm="bc", policy=policy, hidden_sizes=(8,), clone_epochs=1)
     learner.update(random_episodes(continuous=True))
-    observations = learner.demonstrations.episodes.observations.astype(np.float64)
+    observations = learner.algorithm.demonstrations.episodes.observations.astype(np.float64)
     first = learner.snapshot().layers[0]
     assert first.kind == "normalize"
     np.testing.assert_allclose(first.arrays["mean"], observations.mean(axis=0), rtol=1e-5)

@@ -59,7 +59,7 @@ def test_a_minibatch_has_exactly_its_share(share, expected, monkeypatch):
     """Observations tell who played."""
     learner = learner_of("sac", demonstration_share=share)
     found = drawn(learner, monkeypatch)
-    demonstrated = learner.demonstrations.episodes.observations
+    demonstrated = learner.algorithm.demonstrations.episodes.observations
     for _ in range(3):
         learner.update(episodes_for("sac"))
     assert len(found) > 20
@@ -75,7 +75,7 @@ def test_a_minibatch_has_exactly_its_share(share, expected, monkeypatch):
 def test_every_algorithm_learns_from_both(algorithm, monkeypatch):
     learner = learner_of(algorithm)
     found = drawn(learner, monkeypatch)
-    demonstrated = learner.demonstrations.episodes.observations
+    demonstrated = learner.algorithm.demonstrations.episodes.observations
     own = episodes_for(algorithm)
     for _ in range(4):  # 68 steps, of which 30 are kept
         metrics = learner.update(own)
@@ -121,7 +121,7 @@ def test_masks_are_asked_for_where_targets_need_them():
     learner = make_learner(spec, algorithm="dqn", demonstrations=name, **OPTIONS)
     # As soon as they are read, which is before the first episode.
     with pytest.raises(UsageError, match=r"--demonstrations: .*: action_masks: missing; targets"):
-        _ = learner.demonstrations.digest
+        _ = learner.algorithm.demonstrations.digest
     # What is cloned needs none.
     learner = make_learner(spec, algorithm="bc", hidden_sizes=(8,), clone_epochs=1)
     assert np.isfinite(learner.update(random_episodes(continuous=False, masked=True))["loss"])
