@@ -43,4 +43,5 @@ class CompileHook(BuildHookInterface):
                 continue
             build_data["artifacts"].append(str(FOLDER / library.name))
             build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+            # Any Python 3, on this processor.
+            build_data["tag"] = f"py3-none-manylinux_2_17_{machine}"

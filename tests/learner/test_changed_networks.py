@@ -104,6 +104,7 @@ CHANGES = {
     "bytes": lambda p: setattr(p, "normalizer", Scaling(spaces.Box(0, 255, (3,), np.uint8))),
     "frames": lambda p: setattr(p, "frames", nn.Flatten(-1)),
     "one standard deviation for all": lambda p: setattr(p, "log_std", nn.Parameter(torch.ones(1))),
+    "layers that do not fit": lambda p: p.network.insert(2, Dense(2, 2)),
     "no sequence of layers": lambda p: setattr(p, "network", Dense(3, 2)),
     "a parameter more": lambda p: setattr(p, "temperature", nn.Parameter(torch.ones(()))),
     "a frozen layer": lambda p: p.network[0].requires_grad_(False),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -82,14 +83,17 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     the types of the module and of its layers do not say that this is the same."""
     if library() is None or type(module) not in HEADS or not _is_plain(module):
         return None
+    if type(module.network) is not nn.Sequential:
+        return None
     normalizer, layers = module.normalizer, list(module.network)
     if type(module) is CriticNetwork:  # its inputs are more than observations
-        known = type(normalizer) is nn.Identity and not list(module.features)
+        known = type(normalizer) is nn.Identity and type(module.features) is nn.Sequential
+        known = known and not len(module.features)
     else:
         known = type(module.frames) is nn.Identity
         known = known and type(normalizer) in (nn.Identity, ObservationNormalizer)
     twice = len(set(layers)) < len(layers)
-    if not known or twice or type(module.network) is not nn.Sequential:
+    if not known or twice:
         return None
     select = layers.pop(0).places.numpy() if layers and type(layers[0]) is Select else None
     fields: list[dict[str, float]] = []
@@ -108,13 +112,31 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
         if layers and type(layers[0]) is Activation and layers[0].name in ACTIVATIONS:
             own["activation"] = ACTIVATIONS[layers.pop(0).name]
         fields.append(own)
-    if not fields:
+    if not fields or not _fits(module, fields):
         return None
     parameters = next(module.parameters()).detach().numpy()
     mean_and_std = None
     if type(normalizer) is ObservationNormalizer:
         mean_and_std = tuple(normalizer.views()[name] for name in ("mean", "std"))
     return CompiledNetwork(fields, HEADS[type(module)](module), parameters, select, mean_and_std)
+
+
+def _fits(module: nn.Module, fields: list[dict[str, float]]) -> bool:
+    """Whether the layers fit each other and the head, and no other parameters are there: compiled
+    code would read beyond them."""
+    width = fields[-1]["outputs"]
+    of_head = {
+        ValueNetwork: lambda: 1,
+        CategoricalPolicy: lambda: sum(module.choices),
+        GaussianPolicy: lambda: module.log_std.numel(),
+    }
+    numbers = [each["outputs"] * (each["inputs"] + 1 + 2 * ("epsilon" in each)) for each in fields]
+    total = sum(numbers) + width * (type(module) is GaussianPolicy)
+    return (
+        all(one["outputs"] == other["inputs"] for one, other in pairwise(fields))
+        and width == of_head.get(type(module), lambda: width)()
+        and total == sum(parameter.numel() for parameter in module.parameters())
+    )
 
 
 def _is_plain(module: nn.Module) -> bool:
