@@ -136,15 +136,8 @@ class ActorCritic(Actor):
         generator: np.random.Generator,
     ) -> None:
         """Train a value network of its own for some epochs over a prepared batch. Where one network
-        is both, its values learn with its policy, and this does nothing.
-
-        Args:
-            batch: N steps.
-            targets: float64 [N].
-            epochs: how many.
-            learning_rate: Adam's step size.
-            generator: draws the order of the steps in each epoch.
-        """
+        is both, its values learn with its policy, and this does nothing. `targets` are float64 [N],
+        and `generator` draws the order of the steps in each epoch."""
 
     def finish(self) -> dict[str, float]:
         """End the update; returns the metrics of `fit_values`."""
@@ -235,13 +228,8 @@ class OneNetwork(ActorCritic):
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """
-        Args:
-            network: its outputs are log-probabilities, entropies, values, and each auxiliary loss.
-            policy, value: the same module, computed as policy and as values.
-            statistics: of observations and returns.
-            settings: with value_weight, auxiliary and auxiliary_weights.
-        """
+        """The outputs of `network` are log-probabilities, entropies, values, and each auxiliary
+        loss; `policy` and `value` are the same module, computed as one of both."""
         super().__init__(policy, value, network.adam, statistics)
         self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
         self._network, self._settings = network, settings
@@ -327,13 +315,8 @@ class Statistics:
         observation_dim: int,
         rescale: Callable[[float], None],
     ) -> None:
-        """
-        Args:
-            normalizers: those of the networks, and the numbers of an observation that each gets;
-                none if observations are not normalised.
-            observation_dim: D.
-            rescale: sets the scale of the values; see `modules.networks.rescale`.
-        """
+        """The `normalizers` of the networks, with the numbers of an observation that each gets, are
+        none if observations are not normalised; `rescale` sets the scale of the values."""
         self._normalizers, self._rescale = normalizers, rescale
         self._returns = RunningMoments(1)
         self._observations = RunningMoments(observation_dim) if normalizers else None
@@ -364,12 +347,8 @@ def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Ge
     """An epoch for the policy: the steps of a prepared batch in random order, in their own order if
     there is only one minibatch. Where a network remembers, whole episodes are shuffled.
 
-    Args:
-        batch: N steps.
-        columns: what the losses need besides `Batch.for_policy` and, where they were computed,
-            "log_probs", [N, ...] by name.
-        wanted: the number of minibatches; see `number_of_minibatches`.
-        generator: draws the order.
+    `columns`, [N, ...] by name, are what the losses need besides `Batch.for_policy` and, where they
+    were computed, "log_probs"; `wanted` is the number of minibatches, see `number_of_minibatches`.
     """
     count = number_of_minibatches(wanted, batch.steps)
     order = random_order(batch.steps, count, generator, batch.time)

@@ -71,16 +71,8 @@ def kl_terms(log_ratio: np.ndarray, weights: np.ndarray | float = 1.0) -> np.nda
 
 
 def policy_metrics(steps: Sequence[dict[str, float]], config: StepConfig) -> dict[str, float]:
-    """Metrics of the policy's epochs.
-
-    Args:
-        steps: the numbers of each minibatch; see `ActorCritic.descend`.
-        config: how they were taken.
-
-    Returns:
-        Means of the losses and of the gradients' norms, the last minibatch's entropy, and the
-        number of gradient steps.
-    """
+    """Metrics of the policy's epochs, given numbers of each minibatch: means of the losses and of
+    the gradients' norms, the last minibatch's entropy, and the number of gradient steps."""
     means = [name for name in steps[0] if name.endswith(("loss", "gradient_norm"))]
     return {
         **{name: float(np.mean([step[name] for step in steps])) for name in means},

@@ -176,14 +176,12 @@ def notices_of(modules: dict[str, nn.Module]) -> list[str]:
             "small ones about five times slower; reinstall it by "
             "`uv sync --reinstall-package flame-rl`"
         ]
-    notices = []
-    for module in modules.values():
-        for name in _unknown_layers(module):
-            notices.append(
-                f"{name} is a layer that compiled code does not know: torch trains its networks, "
-                "about five times slower; see docs/add-a-layer.md"
-            )
-    return [*dict.fromkeys(notices)]
+    unknown = dict.fromkeys(name for each in modules.values() for name in _unknown_layers(each))
+    return [
+        f"{name} is a layer that compiled code does not know: torch trains its networks, about "
+        "five times slower; see docs/add-a-layer.md"
+        for name in unknown
+    ]
 
 
 def _unknown_layers(module: nn.Module) -> list[str]:
