@@ -68,12 +68,14 @@ _FUNCTIONS = {
 
 @cache
 def library() -> CDLL | None:
-    """The library for this processor; None where the package was installed without one. While a
-    function of it runs, other threads run, too."""
+    """The library for this processor; None where the package was installed without one, or with an
+    older one. While a function of it runs, other threads run, too."""
     for name, needed in TARGETS.get(platform.machine(), {}).items():
         path = Path(__file__).with_name(f"core_{name}.so")
         if path.exists() and needed <= _features():
             loaded = CDLL(str(path))
+            if not all(hasattr(loaded, function) for function in _FUNCTIONS):
+                return None
             for function, (arguments, result) in _FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
                 getattr(loaded, function).restype = result
