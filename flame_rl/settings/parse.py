@@ -187,8 +187,9 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
             default = tyro.MISSING if value is dataclasses.MISSING else value
             inner = get_args(bare(hint))
             if get_origin(bare(hint)) is tuple and bare(inner[0]) is str:
-                # Its words are added up where the flag comes again.
+                # Its words are added up where the flag comes again, and take the default's place.
                 lists[name] = default
+                default = ()
                 word = Annotated[str, _spec(name, hint, nargs)]
                 typed = Annotated[tuple[word, ...], tyro.conf.UseAppendAction]
             elif bare(hint) is bool and nargs == 1:
@@ -201,8 +202,8 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
 
         def make(**values: Any) -> Any:
             for name, default in lists.items():
-                if given := values[name][len(default) :]:
-                    values[name] = tuple(word for words in given for word in words)
+                given = tuple(word for words in values[name] for word in words)
+                values[name] = given or default
             return kind(**values)
 
         make.__doc__ = kind.__doc__
