@@ -153,7 +153,7 @@ def test_outcomes_are_shown_wherever_rewards_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["loss", "env_steps", "reward_mean", "weights_digest"])
 def test_a_part_cannot_have_the_name_of_another_column(name):
-    with pytest.raises(UsageError, match=f"--reward-parts, --outcomes: '{name}' is the name of"):
+    with pytest.raises(UsageError, match=f"--reward-parts, --outcomes: '{name}' is another column"):
         refuse_names_of_columns(("gain", name), ("loss", "kl"))
 
 
