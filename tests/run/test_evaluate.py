@@ -229,7 +229,7 @@ def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
         (["evaluate", "empty/file"], "not a checkpoint"),
         (["evaluate"], "run"),
         (["evaluate", "empty", "--episodes", "0"], "--episodes: at least 1"),
-        (["evaluate", "empty", "--seed", "-1"], "--seed: 0 or more"),
+        (["evaluate", "empty", "--seed", "-1"], "--seed: an integer from 0"),
         (["evaluated", "empty"], "evaluated: no command; there are evaluate"),
         (["--evaluate-every", "0"], "--evaluate-every: at least 1"),
         (["--evaluate-episodes", "0"], "--evaluate-episodes: at least 1"),
