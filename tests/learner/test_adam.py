@@ -1,4 +1,4 @@
-"""Adam, compiled and in NumPy, against the paper and torch; where gradients vanish, what is left of
+"""Adam, compiled and in NumPy, against the paper; where gradients vanish, what is left of
 them costs no time and moves nothing."""
 
 from __future__ import annotations
