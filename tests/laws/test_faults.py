@@ -469,7 +469,7 @@ def mended_goes_on(arguments, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
-    assert_same_run(tmp_path / "my run", tmp_path / "clean" / "run")
+    assert_same_run(tmp_path / "my run", tmp_path / "clean" / "my run")
 
 
 @pytest.mark.parametrize("index", [INDEX, pytest.param(120, marks=pytest.mark.slow)])

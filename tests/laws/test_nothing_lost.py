@@ -214,9 +214,7 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
     """While an iteration is done, or while one is undone whose update failed."""
-    traced = {
-        inspect.unwrap(each).__code__ for each in (Trainer.iterate, Trainer._undone_if_it_fails)
-    }
+    traced = {inspect.unwrap(Trainer.iterate).__code__}
     traced |= {each.__code__ for each in (collect_iteration, learn_iteration)}
     traced |= {function.__code__ for function in (Learner.update, Learner.load_state_dict)}
     config = TrainConfig(local=True, workers=0, episodes_per_iter=2, hidden_sizes=(3,))
