@@ -107,11 +107,6 @@ class Network(Protocol):
     frames: int
     parallel: bool
 
-    @property
-    def output_rows(self) -> int:
-        """The most rows that one call of `outputs` gets for best speed."""
-        return self.slice_rows
-
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
         normalised, for example. Stale once the module's buffers change."""

@@ -78,7 +78,7 @@ def on_all_cores(network: Network, rows: int) -> bool:
 def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
     """The network's outputs for all samples. `prepared` says whether their "inputs" are what
     `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
-    slices = _slices(samples, network.output_rows)
+    slices = _slices(samples, network.slice_rows)
 
     def of_slice(chunk: Samples) -> tuple[np.ndarray, ...]:
         if not prepared:
