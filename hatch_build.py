@@ -19,7 +19,7 @@ FLAGS = [
     "-ffp-contract=fast",
     "-fno-math-errno",
 ]
-FLAGS += ["-fno-trapping-math", "-fno-signed-zeros"]
+FLAGS += ["-fno-trapping-math", "-fno-signed-zeros", "-mprefer-vector-width=512"]
 # The oldest C library that the libraries run with.
 LIBC = "linux-gnu.2.17"
 

@@ -18,9 +18,12 @@
 #define ROWS 6
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
+/* Rows of a matrix that are further apart than this share too few places of a cache. */
+#define WIDE 128
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float four __attribute__((vector_size(16), aligned(4)));
 
 enum { NONE, TANH, RELU, SILU };
 enum { RAW, VALUE, GAUSSIAN, CATEGORICAL };
@@ -118,63 +121,98 @@ static float logarithm(float x) {
 
 /* ---- products ---- */
 
-/* Copy up to PANEL columns of B, [inner, columns] with these strides, side by side. */
-INLINE void pack(float *panel, const float *b, int64_t inner, int64_t columns, int64_t row,
-                 int64_t column) {
-    if (column == 1 && columns == PANEL) {
-        for (int64_t k = 0; k < inner; k++)
-            for (int64_t v = 0; v < VECTORS; v++)
-                ((vector *)(panel + k * PANEL))[v] = ((const vector *)(b + k * row))[v];
-        return;
-    }
-    for (int64_t j = 0; j < PANEL; j++)
-        for (int64_t k = 0; k < inner; k++)
-            panel[k * PANEL + j] = j < columns ? b[k * row + j * column] : 0.0f;
+/* Numbers of a matrix lie `row` and `column` apart. */
+typedef struct {
+    float *data;
+    int64_t row, column;
+} Matrix;
+
+INLINE Matrix matrix(const float *data, int64_t row, int64_t column) {
+    return (Matrix){(float *)data, row, column};
 }
 
-/* A block of C = A B + start, or with `add` of C += A B. `start` is a row for all rows. */
-INLINE void block(int rows, int vectors, float *c, int64_t c_row, int64_t columns, const float *a,
-                  int64_t a_row, int64_t a_column, const float *panel, int64_t inner,
-                  const float *start, int add) {
+INLINE Matrix transposed(Matrix a) { return matrix(a.data, a.column, a.row); }
+
+/* `to` becomes the transpose of 4 x 4 numbers. */
+INLINE void transpose(float *to, int64_t to_row, const float *from, int64_t from_row) {
+#define ROW(array, i) (*(four *)(array##_row * (i) + array))
+#define LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+    four a = ROW(from, 0), b = ROW(from, 1), c = ROW(from, 2), d = ROW(from, 3);
+    four low = LOW(a, c), high = HIGH(a, c), other_low = LOW(b, d), other_high = HIGH(b, d);
+    ROW(to, 0) = LOW(low, other_low), ROW(to, 1) = HIGH(low, other_low);
+    ROW(to, 2) = LOW(high, other_high), ROW(to, 3) = HIGH(high, other_high);
+}
+
+/* Copy up to PANEL columns of B, which has `inner` rows, side by side; zeros fill the panel. */
+static void pack(float *panel, Matrix b, int64_t inner, int64_t columns) {
+    if (columns < PANEL)
+        for (int64_t v = 0; v < VECTORS * inner; v++) ((vector *)panel)[v] = (vector){0};
+    int64_t blocks = b.row == 1 ? columns / 4 * 4 : 0, rows = inner / 4 * 4;
+    for (int64_t j = 0; j < blocks; j += 4)
+        for (int64_t k = 0; k < rows; k += 4)
+            transpose(panel + k * PANEL + j, PANEL, b.data + k + j * b.column, b.column);
+    for (int64_t k = 0; k < inner; k++)
+        for (int64_t j = k < rows ? blocks : 0; j < columns; j++)
+            panel[k * PANEL + j] = b.data[k * b.row + j * b.column];
+}
+
+/* A block of C = A B, or with `add` of C += A B, of up to `columns` columns. */
+INLINE void block(int rows, int vectors, Matrix c, Matrix a, Matrix b, int64_t inner,
+                  int64_t columns, int add) {
     vector sum[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) sum[i][v] = start ? ((const vector *)start)[v] : (vector){0};
+        for (int v = 0; v < vectors; v++) sum[i][v] = (vector){0};
     for (int64_t k = 0; k < inner; k++) {
-        const vector *b = (const vector *)(panel + k * PANEL);
+        const vector *b_row = (const vector *)(b.data + k * b.row);
         for (int i = 0; i < rows; i++) {
-            vector each = (vector){0} + a[i * a_row + k * a_column];
-            for (int v = 0; v < vectors; v++) sum[i][v] += each * b[v];
+            vector each = (vector){0} + a.data[i * a.row + k * a.column];
+            for (int v = 0; v < vectors; v++) sum[i][v] += each * b_row[v];
         }
     }
+    if (c.column == 1 && columns >= vectors * LANES) {
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vectors; v++) {
+                vector *target = (vector *)(c.data + i * c.row) + v;
+                *target = add ? *target + sum[i][v] : sum[i][v];
+            }
+        return;
+    }
+    float numbers[ROWS][PANEL];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vectors; v++) {
-            float *target = c + i * c_row + v * LANES;
-            if (columns >= (v + 1) * LANES)
-                *(vector *)target = add ? *(vector *)target + sum[i][v] : sum[i][v];
-            else
-                for (int64_t j = 0; j < columns - v * LANES; j++)
-                    target[j] = add ? target[j] + sum[i][v][j] : sum[i][v][j];
+        for (int v = 0; v < vectors; v++) ((vector *)numbers[i])[v] = sum[i][v];
+    for (int i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+            float *target = c.data + i * c.row + j * c.column;
+            *target = add ? *target + numbers[i][j] : numbers[i][j];
         }
 }
 
-/* C = A B + bias, or with `add` C += A B. C is [rows, columns]; A [rows, inner] and B [inner,
- * columns] have any strides. `room` holds (inner + 1) * PANEL numbers. */
-static void product(float *c, const float *a, const float *b, const float *bias, int add,
-                    int64_t rows, int64_t inner, int64_t columns, int64_t a_row, int64_t a_column,
-                    int64_t b_row, int64_t b_column, float *room) {
-    float *start = room, *panel = room + PANEL;
+INLINE int64_t vectors_of(int64_t numbers) { return (numbers + LANES - 1) / LANES; }
+
+/* C = A B, or with `add` C += A B; C is [rows, columns], A [rows, inner] and B [inner, columns].
+ * `room` holds inner * PANEL numbers. */
+static void product(Matrix c, Matrix a, Matrix b, int64_t rows, int64_t inner, int64_t columns,
+                    int add, float *room) {
+    /* The way around that leaves fewer lanes of vectors empty. */
+    if (4 * vectors_of(rows) * columns < 3 * vectors_of(columns) * rows) {
+        product(transposed(c), transposed(b), transposed(a), columns, inner, rows, add, room);
+        return;
+    }
     for (int64_t j = 0; j < columns; j += PANEL) {
         int64_t width = columns - j < PANEL ? columns - j : PANEL;
-        pack(panel, b + j * b_column, inner, width, b_row, b_column);
-        if (bias) pack(start, bias + j, 1, width, 0, 1);
+        Matrix panel = matrix(b.data + j * b.column, b.row, 1);
+        if (b.column != 1 || width < PANEL || b.row > WIDE) {
+            pack(room, matrix(panel.data, b.row, b.column), inner, width);
+            panel = matrix(room, PANEL, 1);
+        }
         for (int64_t i = 0; i < rows; i += ROWS) {
-#define BLOCK(R, V)                                                                                \
-    block(R, V, c + i * columns + j, columns, width, a + i * a_row, a_row, a_column, panel, inner, \
-          bias ? start : 0, add)
-#define CASE(R)                           \
-    case R:                               \
-        if (width <= LANES) BLOCK(R, 1);  \
-        else BLOCK(R, 2);                 \
+            Matrix from = matrix(a.data + i * a.row, a.row, a.column);
+            Matrix to = matrix(c.data + i * c.row + j * c.column, c.row, c.column);
+#define CASE(R)                                                             \
+    case R:                                                                 \
+        if (width <= LANES) block(R, 1, to, from, panel, inner, width, add); \
+        else block(R, 2, to, from, panel, inner, width, add);               \
         break;
             switch (rows - i) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) default: CASE(6) }
         }
@@ -183,17 +221,22 @@ static void product(float *c, const float *a, const float *b, const float *bias,
 
 /* ---- layers ---- */
 
-/* y = f(y); `before` keeps what SILU got. */
-static void activate(int64_t kind, float *restrict y, float *restrict before, int64_t size) {
-    if (kind == TANH)
-        for (int64_t i = 0; i < size; i++) y[i] = hyperbolic_tangent(y[i]);
-    else if (kind == RELU)
-        for (int64_t i = 0; i < size; i++) y[i] = y[i] < 0 ? 0 : y[i];
-    else if (kind == SILU)
-        for (int64_t i = 0; i < size; i++) {
-            before[i] = y[i];
-            y[i] *= logistic(y[i]);
-        }
+/* y = f(y + bias); `before` keeps what SILU got. */
+static void activate(int64_t kind, float *restrict y, float *restrict before,
+                     const float *restrict bias, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++, y += width, before += width) {
+        if (kind == NONE)
+            for (int64_t j = 0; j < width; j++) y[j] += bias[j];
+        else if (kind == TANH)
+            for (int64_t j = 0; j < width; j++) y[j] = hyperbolic_tangent(y[j] + bias[j]);
+        else if (kind == RELU)
+            for (int64_t j = 0; j < width; j++) y[j] = y[j] + bias[j] < 0 ? 0 : y[j] + bias[j];
+        else
+            for (int64_t j = 0; j < width; j++) {
+                before[j] = y[j] + bias[j];
+                y[j] = before[j] * logistic(before[j]);
+            }
+    }
 }
 
 /* The gradient for x in place of that for y = f(x). */
@@ -221,16 +264,17 @@ static float sum_of(const float *a, int64_t size) {
     return sum;
 }
 
-/* x becomes (x - mean) / deviation of each row, and y = weight x + bias. */
-static void normalize_rows(float *y, float *x, float *inverse, const float *weight,
-                           const float *bias, float epsilon, int64_t rows, int64_t width) {
+/* x becomes (x + bias - mean) / deviation, by rows, and y = weight x. */
+static void normalize_rows(float *y, float *x, float *inverse, const float *bias,
+                           const float *weight, float epsilon, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; i++, x += width, y += width) {
+        for (int64_t j = 0; j < width; j++) x[j] += bias[j];
         float mean = sum_of(x, width) / width;
         for (int64_t j = 0; j < width; j++) x[j] -= mean;
         float factor = 1 / __builtin_sqrtf(sum_of_products(x, x, width) / width + epsilon);
         inverse[i] = factor;
         for (int64_t j = 0; j < width; j++) x[j] *= factor;
-        for (int64_t j = 0; j < width; j++) y[j] = weight[j] * x[j] + bias[j];
+        for (int64_t j = 0; j < width; j++) y[j] = weight[j] * x[j];
     }
 }
 
@@ -295,26 +339,33 @@ static const float *layers_forward(const Network *network, const float *paramete
     float *room = room_of(network, rows, workspace);
     for (int64_t i = 0; i < network->count; i++) {
         const Layer *layer = network->layers + i;
+        int64_t inputs = layer->inputs, outputs = layer->outputs;
         Saved own = saved(network, i, rows, workspace);
         int normal = layer->norm_weight >= 0;
-        product(normal ? own.normalized : own.output, x, parameters + layer->weight,
-                parameters + layer->bias, 0, rows, layer->inputs, layer->outputs, layer->inputs, 1,
-                1, layer->inputs, room);
+        float *y = normal ? own.normalized : own.output;
+        product(matrix(y, outputs, 1), matrix(x, inputs, 1),
+                matrix(parameters + layer->weight, 1, inputs), rows, inputs, outputs, 0, room);
         if (normal)
-            normalize_rows(own.output, own.normalized, own.inverse, parameters + layer->norm_weight,
-                           parameters + layer->norm_bias, layer->epsilon, rows, layer->outputs);
-        activate(layer->activation, own.output, own.before, rows * layer->outputs);
+            normalize_rows(own.output, own.normalized, own.inverse, parameters + layer->bias,
+                           parameters + layer->norm_weight, layer->epsilon, rows, outputs);
+        const float *bias = parameters + (normal ? layer->norm_bias : layer->bias);
+        activate(layer->activation, own.output, own.before, bias, rows, outputs);
         x = own.output;
     }
     return x;
 }
 
-/* total[j] += sum over rows of a[i, j] b[i, j]; b null: of a alone. */
-static void add_columns(float *total, const float *a, const float *b, int64_t rows, int64_t width) {
-    for (int64_t i = 0; i < rows; i++, a += width) {
-        for (int64_t j = 0; j < width; j++) total[j] += b ? a[j] * b[j] : a[j];
-        if (b) b += width;
-    }
+/* total[j] += sum over rows of a[i, j]. */
+static void add_columns(float *total, const float *a, int64_t rows, int64_t width, float *room) {
+    const float one = 1;
+    product(matrix(total, width, 1), matrix(&one, 0, 0), matrix(a, width, 1), 1, rows, width, 1, room);
+}
+
+/* total[j] += sum over rows of a[i, j] b[i, j]. */
+static void add_products(float *restrict total, const float *restrict a, const float *restrict b,
+                         int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++, a += width, b += width)
+        for (int64_t j = 0; j < width; j++) total[j] += a[j] * b[j];
 }
 
 /* Add the gradient of all layers' parameters to `sums`, unless it is null, and write that for x to
@@ -330,22 +381,22 @@ static void layers_backward(const Network *network, const float *parameters, flo
         activate_backward(layer->activation, gradient, own.output, own.before, rows * outputs);
         if (layer->norm_weight >= 0) {
             if (sums) {
-                add_columns(sums + layer->norm_weight, gradient, own.normalized, rows, outputs);
-                add_columns(sums + layer->norm_bias, gradient, 0, rows, outputs);
+                add_products(sums + layer->norm_weight, gradient, own.normalized, rows, outputs);
+                add_columns(sums + layer->norm_bias, gradient, rows, outputs, room);
             }
             normalize_rows_backward(gradient, own.normalized, own.inverse,
                                     parameters + layer->norm_weight, rows, outputs);
         }
         const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
         if (sums) {
-            product(sums + layer->weight, gradient, before, 0, 1, outputs, rows, inputs, 1, outputs,
-                    inputs, 1, room);
-            add_columns(sums + layer->bias, gradient, 0, rows, outputs);
+            product(matrix(sums + layer->weight, inputs, 1), matrix(gradient, 1, outputs),
+                    matrix(before, inputs, 1), outputs, rows, inputs, 1, room);
+            add_columns(sums + layer->bias, gradient, rows, outputs, room);
         }
         float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
         if (next)
-            product(next, gradient, parameters + layer->weight, 0, 0, rows, outputs, inputs, outputs,
-                    1, inputs, 1, room);
+            product(matrix(next, inputs, 1), matrix(gradient, outputs, 1),
+                    matrix(parameters + layer->weight, inputs, 1), rows, outputs, inputs, 0, room);
         gradient = next;
     }
 }
@@ -577,6 +628,16 @@ void normalize(float *y, const float *x, const float *mean, const float *std, do
         }
 }
 
+/* As memcpy, and as the vectors that a compiler makes of loops, which are slow to begin. */
+INLINE void copy_row(uint8_t *to, const uint8_t *from, int64_t bytes) {
+    int64_t done = 0;
+#define COPY(type)                                                         \
+    _Pragma("clang loop vectorize(disable) unroll(disable)")               \
+    for (; done + (int64_t)sizeof(type) <= bytes; done += sizeof(type))    \
+        *(type *)(to + done) = *(const type *)(from + done);
+    COPY(four) COPY(float) COPY(uint8_t)
+}
+
 /* Copy a slice's rows, which `order` names, of all columns to `room`; inputs have rows of their
  * own. */
 static Samples gather(const Samples *samples, const int64_t *rows, const int64_t *order,
@@ -588,11 +649,7 @@ static Samples gather(const Samples *samples, const int64_t *rows, const int64_t
         slice.data[c] = room;
         for (int64_t i = 0; i < count; i++, room += bytes) {
             int64_t row = c == INPUTS ? rows[order[i]] : order[i];
-            const uint8_t *source = (const uint8_t *)samples->data[c] + row * bytes;
-            if (bytes == 4)
-                *(int32_t *)room = *(const int32_t *)source;
-            else
-                __builtin_memcpy(room, source, bytes);
+            copy_row(room, (const uint8_t *)samples->data[c] + row * bytes, bytes);
         }
         room += -(uintptr_t)room & 63;
     }

@@ -146,7 +146,8 @@ class CompiledNetwork(plain.Network):
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.descend`."""
         steps, count = epoch.steps, epoch.count
-        slice_rows = min(epoch.largest, self.slice_rows)
+        # Slices of even size: none is so small that transposing weights takes most of its time.
+        slice_rows = -(-epoch.largest // -(-epoch.largest // self.slice_rows))
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, COLUMNS, steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
         addresses = (each.ctypes.data for each in (rows, order))
