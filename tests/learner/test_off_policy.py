@@ -454,7 +454,8 @@ def compare_steps(learner: Learner, variant: str) -> None:
             weights = rng.uniform(0.1, 1, ROWS).astype(np.float32)
             samples["weights"] = weights
         before = {name: slow(part) for name, part in oracle.modules.items()}
-        numbers = inner.step(samples, np.random.default_rng(step), 1.0)
+        one = {name: column[None] for name, column in samples.items()}
+        (numbers,) = inner.steps(one, np.random.default_rng(step), 1.0)
         batch = batch_of(variant, positions, n)
         expected = oracle.step(
             batch, torch.from_numpy(weights).double(), np.random.default_rng(step)
@@ -481,6 +482,33 @@ def test_steps_are_those_of_the_paper(variant):
         learner = learner_of(variant, activation=activation)
         assert set(networks_of(learner)) == {CompiledNetwork}
         compare_steps(learner, variant)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_steps_at_once_are_those_one_after_another(double):
+    """In compiled code, with masks and weights; a forbidden choice has the greatest value."""
+    options = {"double": double, "target_period": 2, "tau": 0.5, "hidden_sizes": (300, 300)}
+    rng, samples = np.random.default_rng(0), {}
+    for name in ("observations", "next_observations"):
+        samples[name] = rng.normal(size=(5, 300, 3)).astype(np.float32)
+    for name in ("rewards", "discounts", "weights"):
+        samples[name] = rng.uniform(size=(5, 300)).astype(np.float32)
+    samples["actions"] = rng.integers(0, 2, (5, 300))
+    allowed = rng.integers(1, 4, (5, 300, 1))
+    samples["next_action_masks"] = (allowed << 6).astype(np.uint8)
+    results = []
+    for divided in ([samples], [{n: c[k : k + 1] for n, c in samples.items()} for k in range(5)]):
+        learner = make_learner(spec_of(3, 2, False), algorithm="dqn", **options)
+        inner = learner.algorithm.inner
+        results.append([n for part in divided for n in inner.steps(part, rng, 1.0)])
+    for one, other in zip(*results, strict=True):
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
+    learner = make_learner(spec_of(3, 2, False), algorithm="dqn", **options)
+    for k, numbers in enumerate(results[0]):
+        plain = learner.algorithm.inner.step({n: c[k] for n, c in samples.items()}, rng, 1.0)
+        for name, array in numbers.items():
+            np.testing.assert_allclose(array, plain[name], **CLOSE, err_msg=name)
 
 
 class ChangedValues(ActionValueNetwork):
@@ -541,11 +569,12 @@ def test_gradient_steps_follow_env_steps(algorithm, per_step):
         capacity=30,
     )
     first, inner, played = learner.weights_digest(), learner.algorithm.inner, 0
-    taken, step = [], inner.step
+    taken, steps = [], inner.steps
 
     def counted(samples, generator, decay):
-        taken.append(len(samples["rewards"]))
-        return step(samples, generator, decay)
+        count, rows = samples["rewards"].shape[:2]
+        taken.extend([rows] * count)
+        return steps(samples, generator, decay)
 
     object.__setattr__(learner.algorithm, "inner", Recorded(inner, counted))
     for update in range(6):
@@ -560,10 +589,10 @@ def test_gradient_steps_follow_env_steps(algorithm, per_step):
 
 
 class Recorded:
-    """An algorithm's own part with another `step`."""
+    """An algorithm's own part with other `steps`."""
 
-    def __init__(self, inner, step) -> None:
-        self._inner, self.step = inner, step
+    def __init__(self, inner, steps) -> None:
+        self._inner, self.steps = inner, steps
 
     def __getattr__(self, name: str):
         return getattr(self._inner, name)
@@ -640,12 +669,12 @@ def test_the_learning_rates_fall_to_nothing(algorithm):
 def test_priorities_are_the_last_errors():
     learner = learner_of("prioritised", warm_up_steps=34, updates_per_step=0.001, batch_size=20)
     replay, errors = learner.algorithm.replay, {}
-    step = learner.algorithm.inner.step
+    steps = learner.algorithm.inner.steps
 
     def recorded(samples, generator, decay):
-        numbers = step(samples, generator, decay)
-        errors["last"] = numbers["td_error"]
-        return numbers
+        for numbers in steps(samples, generator, decay):
+            errors["last"] = numbers["td_error"]
+            yield numbers
 
     object.__setattr__(learner.algorithm, "inner", Recorded(learner.algorithm.inner, recorded))
     prioritize, positions = replay.prioritize, {}

@@ -611,10 +611,11 @@ void adam(float *parameters, const float *gradient, float *first, float *second,
     }
 }
 
-/* followers += tau (parameters - followers). */
+/* followers += tau (parameters - followers); tau 1 copies, without rounding. */
 void follow(float *followers, const float *parameters, double tau, int64_t size) {
     for (int64_t i = 0; i < size; i++)
-        followers[i] += (float)tau * (parameters[i] - followers[i]);
+        followers[i] = tau == 1 ? parameters[i]
+                                : followers[i] + (float)tau * (parameters[i] - followers[i]);
 }
 
 /* y = (x - mean) / std within `bound`, for x and y [rows, width]. */
@@ -626,6 +627,19 @@ void normalize(float *y, const float *x, const float *mean, const float *std, do
             float z = (x[j] - mean[j]) / std[j];
             y[j] = z < -most ? -most : z > most ? most : z;
         }
+}
+
+typedef struct {
+    float *parameters, *gradient, *first, *second;
+    int64_t size;
+    double max_grad_norm, max_kl;
+} Optimizer;
+
+/* Adam's step down `share` times the gradient, whose norm times `share` is `length`. */
+static void descend(const Optimizer *own, double share, double length, const double *factors) {
+    double factor = length > own->max_grad_norm ? share * own->max_grad_norm / length : share;
+    adam(own->parameters, own->gradient, own->first, own->second, factor, factors[0], factors[1],
+         own->size);
 }
 
 /* As memcpy, and as the vectors that a compiler makes of loops, which are slow to begin. */
@@ -657,12 +671,6 @@ static Samples gather(const Samples *samples, const int64_t *rows, const int64_t
 }
 
 typedef struct {
-    float *parameters, *gradient, *first, *second;
-    int64_t size;
-    double max_grad_norm, max_kl;
-} Optimizer;
-
-typedef struct {
     Samples samples;
     const int64_t *rows, *order; /* of the inputs of each step; of the steps */
     int64_t steps, minibatches, slice_rows;
@@ -692,9 +700,94 @@ int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch, cons
         sums[NUMBERS] = length;
         /* Not "greater than": a divergence of NaN exceeds the limit, too. */
         if (!((float)sums[KL] <= (float)own->max_kl)) return minibatch - begin;
-        double factor = length > own->max_grad_norm ? share * own->max_grad_norm / length : share;
-        adam(own->parameters, own->gradient, own->first, own->second, factor,
-             factors[2 * minibatch], factors[2 * minibatch + 1], own->size);
+        descend(own, share, length, factors + 2 * minibatch);
     }
     return end - begin;
+}
+
+/* ---- deep Q-learning (Mnih et al. 2015) ---- */
+
+/* Minibatches of `rows` samples, one after another; weights and masks may be null. */
+typedef struct {
+    const float *observations, *next_observations, *rewards, *discounts, *weights;
+    const int32_t *actions;
+    const uint8_t *next_masks;
+    int64_t rows, mask_bytes, slice_rows;
+} Transitions;
+
+/* The target network, which moves after every `period` steps; `doubled`: the other one chooses the
+ * actions that it values (van Hasselt et al. 2016, eq. 4). */
+typedef struct {
+    float *parameters;
+    int64_t period, doubled;
+    double tau;
+} Target;
+
+/* The allowed choice of the greatest value; one that is not a number counts as the greatest. */
+static int64_t best_choice(const float *values, const uint8_t *mask, int64_t choices) {
+    int64_t best = -1;
+    for (int64_t j = 0; j < choices; j++) {
+        int greater = best < 0 || (values[best] == values[best] && !(values[j] <= values[best]));
+        if (allowed(mask, j) && greater) best = j;
+    }
+    return best < 0 ? 0 : best;
+}
+
+/* r + discount Q'(s', a') of samples from `first` on. */
+static void q_targets(const Network *network, const float *online, const Target *target,
+                      const Transitions *from, int64_t first, int64_t rows, float *workspace,
+                      int64_t *choices, float *targets) {
+    int64_t width = width_of(network);
+    const float *x = from->next_observations + first * network->layers[0].inputs, *values;
+    for (int round = !target->doubled; round < 2; round++) {
+        const float *parameters = round ? target->parameters : online;
+        values = layers_forward(network, parameters, x, rows, workspace);
+        for (int64_t i = 0; i < rows && (!round || !target->doubled); i++) {
+            const uint8_t *mask = from->next_masks;
+            if (mask) mask += (first + i) * from->mask_bytes;
+            choices[i] = best_choice(values + i * width, mask, width);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++)
+        targets[i] = from->rewards[first + i] +
+                     from->discounts[first + i] * values[i * width + choices[i]];
+}
+
+/* Gradient steps on the minibatches from `begin` to `end`, down the Huber loss of Q(s, a) - target,
+ * times the weights. `steps` were taken before the first. Writes each sample's loss, its absolute
+ * error and Q(s, a) to `numbers`, [minibatches, 3, rows]. `room` holds 12 bytes for each row of a
+ * slice. */
+void q_steps(const Network *network, const Transitions *from, const Optimizer *own,
+             const Target *target, int64_t steps, int64_t begin, int64_t end,
+             const double *factors, float *workspace, int64_t *room, float *numbers) {
+    int64_t width = width_of(network), inputs = network->layers[0].inputs, all = from->rows;
+    float *targets = (float *)(room + from->slice_rows);
+    for (int64_t minibatch = begin; minibatch < end; minibatch++) {
+        for (int64_t i = 0; i < own->size; i++) own->gradient[i] = 0;
+        float *losses = numbers + minibatch * 3 * all, *errors = losses + all;
+        for (int64_t start = 0; start < all; start += from->slice_rows) {
+            int64_t rows = all - start < from->slice_rows ? all - start : from->slice_rows;
+            int64_t first = minibatch * all + start;
+            q_targets(network, own->parameters, target, from, first, rows, workspace, room, targets);
+            const float *x = from->observations + first * inputs;
+            const float *values = layers_forward(network, own->parameters, x, rows, workspace);
+            float *gradient = gradients(network, 0, rows, workspace);
+            for (int64_t i = 0; i < rows * width; i++) gradient[i] = 0;
+            for (int64_t i = 0; i < rows; i++) {
+                int64_t place = i * width + from->actions[first + i];
+                float error = values[place] - targets[i], size = absolute(error);
+                float weight = from->weights ? from->weights[first + i] : 1;
+                float clipped = size > 1 ? 1 : size;
+                losses[start + i] = weight * clipped * (size - 0.5f * clipped);
+                errors[start + i] = size;
+                errors[all + start + i] = values[place];
+                gradient[place] = weight * (error < 0 ? -clipped : clipped);
+            }
+            layers_backward(network, own->parameters, own->gradient, x, 0, rows, workspace);
+        }
+        double share = 1.0 / all;
+        descend(own, share, norm(own->gradient, own->size) * share, factors + 2 * minibatch);
+        if ((steps + minibatch + 1) % target->period == 0)
+            follow(target->parameters, own->parameters, target->tau, own->size);
+    }
 }

@@ -52,6 +52,10 @@ Optimizer = _structure(
 )
 Epoch = _structure("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
 
+_COLUMNS = "observations__next_observations__rewards__discounts__weights__actions__next_masks"
+Transitions = _structure("Transitions", **{_COLUMNS: _P}, rows__mask_bytes__slice_rows=_N)
+Target = _structure("Target", parameters=_P, period__doubled=_N, tau=_R)
+
 # The types of each function's arguments, and of its result.
 _FUNCTIONS = {
     "workspace_size": ((_P, _N), _N),
@@ -59,6 +63,7 @@ _FUNCTIONS = {
     "backward": ((_P, _P, _P, _N, _P, _P, _P, _P, _P), None),
     "add_gradient": ((_P, _P, _P, _P, _N, _P, _P, _P), None),
     "epoch": ((_P, _P, _P, _P, _N, _N, _P, _P, _P, _P), _N),
+    "q_steps": ((_P, _P, _P, _P, _N, _N, _N, _P, _P, _P, _P), None),
     "norm": ((_P, _N), _R),
     "adam": ((_P, _P, _P, _P, _R, _R, _R, _N), None),
     "follow": ((_P, _P, _R, _N), None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, byref, cast
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ from flame_rl.learner.compiled.library import (
     Network,
     Optimizer,
     Samples,
+    Target,
+    Transitions,
     library,
 )
 from flame_rl.learner.training.adam import Adam
@@ -53,6 +55,23 @@ class CompiledHead:
     log_std: int = 0
     choices: np.ndarray | None = None
     scale: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class QTarget:
+    """The target network of action values.
+
+    Attributes:
+        parameters: float32 [P], in the order of those in training; they change in place.
+        double: whether the network in training chooses the actions that this one values.
+        period: it moves after every that many gradient steps.
+        tau: the share by which it moves.
+    """
+
+    parameters: np.ndarray
+    double: bool
+    period: int
+    tau: float
 
 
 class CompiledNetwork(plain.Network):
@@ -146,26 +165,19 @@ class CompiledNetwork(plain.Network):
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.descend`."""
         steps, count = epoch.steps, epoch.count
-        # Slices of even size: none is so small that transposing weights takes most of its time.
-        slice_rows = -(-epoch.largest // -(-epoch.largest // self.slice_rows))
+        slice_rows = self._even(epoch.largest)
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, COLUMNS, steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
         addresses = (each.ctypes.data for each in (rows, order))
         steps_struct = Epoch(columns.struct, *addresses, steps, count, slice_rows)
-        arrays = adam.parameters, adam.gradient, *adam.sums
-        addresses = (each.ctypes.data for each in arrays)
-        limits = adam.parameters.size, config.max_grad_norm, config.max_kl
-        optimizer, own_loss = Optimizer(*addresses, *limits), _loss(loss)
+        optimizer, own_loss = _optimizer(adam, config), _loss(loss)
         room = np.empty(slice_rows * sum(columns.struct.bytes) + 64 * len(COLUMNS), np.uint8)
         factors = np.array(adam.factors(count, config.learning_rate))
         numbers, workspace = np.zeros((count, len(NUMBERS) + 1)), self._workspace(slice_rows)
         structs = map(byref, (own_loss, steps_struct, optimizer))
         arguments = self._address, *structs
-        at_once = max(1, _ONE_CALL // (epoch.largest * adam.parameters.size))
         done = 0
-        for begin in range(0, count, at_once):
-            end_if_stopped()
-            end = min(begin + at_once, count)
+        for begin, end in _calls(count, epoch.largest, adam):
             addresses = (each.ctypes.data for each in (factors, workspace, room, numbers))
             taken = self._library.epoch(*arguments, begin, end, *addresses)
             adam.steps += taken
@@ -177,6 +189,59 @@ class CompiledNetwork(plain.Network):
         kept = [*range(len(loss.numbers)), len(NUMBERS)]
         return [dict(zip(names, row, strict=True)) for row in numbers[:done, kept].tolist()]
 
+    def q_steps(
+        self, samples: plain.Samples, adam: Adam, target: QTarget, config: StepConfig
+    ) -> dict[str, np.ndarray]:
+        """Gradient steps down `q_loss`, on K minibatches; the target network follows.
+
+        Args:
+            samples: as `flame_rl.learner.off_policy.replay.views.n_step` returns them, but
+                [K, B, ...]; perhaps with "weights".
+            adam: of the network, whose output is [B, A].
+            target: the network of the targets.
+            config: has no KL limit.
+
+        Returns:
+            The numbers of `q_loss`, [K, B] each.
+        """
+        count, rows = samples["rewards"].shape
+        columns = {
+            name: _array(self._selected(samples[name]), np.float32, count * rows, self._inputs)
+            for name in ("observations", "next_observations")
+        }
+        for name in ("rewards", "discounts", "weights"):
+            if name in samples:
+                columns[name] = _array(samples[name], np.float32, count * rows)
+        columns["actions"] = _array(samples["actions"], np.int32, count * rows)
+        mask_bytes = -(-self._outputs // 8)
+        if "next_action_masks" in samples:
+            masks = samples["next_action_masks"]
+            columns["next_masks"] = _array(masks, np.uint8, count * rows, mask_bytes)
+        transitions = Transitions(**{name: each.ctypes.data for name, each in columns.items()})
+        slice_rows = self._even(rows)
+        transitions.rows, transitions.mask_bytes = rows, mask_bytes
+        transitions.slice_rows = slice_rows
+        parameters = target.parameters.ctypes.data
+        follower = Target(parameters, target.period, target.double, target.tau)
+        structs = map(byref, (transitions, _optimizer(adam, config), follower))
+        arguments = self._address, *structs
+        factors = np.array(adam.factors(count, config.learning_rate))
+        numbers = np.empty((count, 3, rows), np.float32)
+        arrays = factors, self._workspace(slice_rows), np.empty(2 * slice_rows, np.int64), numbers
+        addresses = [each.ctypes.data for each in arrays]
+        for begin, end in _calls(count, rows, adam):
+            self._library.q_steps(*arguments, adam.steps - begin, begin, end, *addresses)
+            adam.steps += end - begin
+        return dict(zip(("loss", "td_error", "value"), numbers.swapaxes(0, 1), strict=True))
+
+    def _even(self, rows: int) -> int:
+        """The rows of a slice, of slices of even size: none is so small that transposing weights
+        takes most of its time."""
+        return -(-rows // -(-rows // self.slice_rows))
+
+    def _selected(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x) if self._select is None else x.take(self._select, axis=-1)
+
     def _workspace(self, rows: int) -> np.ndarray:
         return np.empty(self._library.workspace_size(self._address, rows), np.float32)
 
@@ -186,8 +251,7 @@ class CompiledNetwork(plain.Network):
         ignored = {"gaussian": {"action_masks"}, "categorical": set()}
         ignored = ignored.get(self._head.kind, {"actions", "action_masks"})
         names = [name for name in names if name not in ignored]
-        x = samples["inputs"]
-        x = np.asarray(x) if self._select is None else x.take(self._select, axis=-1)
+        x = self._selected(samples["inputs"])
         arrays = [_array(x, np.float32, len(x), self._inputs)]
         for name in names:
             column = samples.get(name)
@@ -259,6 +323,21 @@ class CompiledPass:
 
 def _loss(loss: plain.NativeLoss) -> Loss:
     return Loss(LOSSES[loss.kind], loss.clip_range, loss.entropy_coefficient)
+
+
+def _optimizer(adam: Adam, config: StepConfig) -> Optimizer:
+    arrays = adam.parameters, adam.gradient, *adam.sums
+    limits = adam.parameters.size, config.max_grad_norm, config.max_kl
+    return Optimizer(*(each.ctypes.data for each in arrays), *limits)
+
+
+def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:
+    """The first and the last minibatch of each call, of `count` minibatches of `rows` samples.
+    Raises Interrupted if the user asks to stop."""
+    at_once = max(1, _ONE_CALL // (rows * adam.parameters.size))
+    for begin in range(0, count, at_once):
+        end_if_stopped()
+        yield begin, min(begin + at_once, count)
 
 
 def _array(array: np.ndarray, dtype: type, *shape: int) -> np.ndarray:

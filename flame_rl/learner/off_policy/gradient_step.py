@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import numpy as np
@@ -64,3 +65,11 @@ class GradientStep(Protocol):
             Numbers of this step by name, of any shape; and "td_error", [B], absolute.
         """
         ...
+
+    def steps(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """`step` on K minibatches, [K, B, ...], one after another."""
+        for place in range(len(samples["rewards"])):
+            minibatch = {name: column[place] for name, column in samples.items()}
+            yield self.step(minibatch, generator, decay)

@@ -131,12 +131,10 @@ class OffPolicy(Algorithm):
             drawn, positions = self.minibatches.draw(count, beta, generator)
             if self.observations is not None:
                 drawn = self.observations.normalize_samples(drawn)
-            for place in range(count):
-                samples = {name: column[place] for name, column in drawn.items()}
-                numbers = self.inner.step(samples, generator, decay)
+            steps = self.inner.steps(drawn, generator, decay)
+            for own, numbers in zip(positions, steps, strict=True):
                 # NaN is no priority, and further steps would be in vain.
                 refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
-                own = positions[place]
                 self.replay.prioritize(own, numbers["td_error"][: len(own)])
                 yield numbers
             number -= count

@@ -16,10 +16,14 @@ Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from torch import nn
 
+from flame_rl.learner.compiled.network import CompiledNetwork, QTarget
 from flame_rl.learner.state import Stateful
+from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import dueling
@@ -80,6 +84,22 @@ class ActionValues:
         numbers, gradients = loss(samples | {"targets": targets}, *forward.outputs)
         self.descend(forward, gradients, decay)
         return numbers
+
+    def steps(
+        self, samples: Samples, double: bool, decay: float
+    ) -> Iterator[dict[str, np.ndarray]] | None:
+        """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
+        targets of the best next action, or with `double` of the one that Q chooses. None where it
+        does not know the networks."""
+        network, settings = self.online.network, self._settings
+        if not isinstance(network, CompiledNetwork):
+            return None
+        rate = settings.learning_rate * decay
+        target = QTarget(self.target.parameters, double, self._target_period, settings.tau)
+        config = StepConfig(rate, settings.max_grad_norm)
+        columns = network.q_steps(samples, self.online.adam, target, config)
+        names, rows = columns.keys(), zip(*columns.values(), strict=True)
+        return (dict(zip(names, row, strict=True)) for row in rows)
 
     def descend(self, forward: Pass, gradients: tuple[Gradient, ...], decay: float) -> None:
         """As `step`, given a forward pass of Q and the loss's gradients; see

@@ -53,9 +53,11 @@ def take_step(
 
 
 def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
-    """parameters += tau (others - parameters), in place, on arrays float32 [P]."""
+    """parameters += tau (others - parameters), in place, on arrays float32 [P]; tau 1 copies."""
     compiled = library()
-    if compiled is None:
+    if tau == 1:
+        parameters[:] = others
+    elif compiled is None:
         parameters += (others - parameters) * np.float32(tau)
     else:
         compiled.follow(parameters.ctypes.data, others.ctypes.data, tau, parameters.size)

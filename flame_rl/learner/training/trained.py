@@ -68,11 +68,12 @@ class TargetNetwork:
 
     Attributes:
         module: the copy.
+        parameters: its own, float32 [P].
     """
 
     def __init__(self, trained: TrainedNetwork) -> None:
         self.module = copy.deepcopy(trained.module)
-        self._parameters = flat_parameters(self.module)
+        self.parameters = flat_parameters(self.module)
         self._network = trained.choose(self.module)
         self._trained = trained
 
@@ -84,11 +85,7 @@ class TargetNetwork:
     def follow(self, tau: float) -> None:
         """target <- (1 - tau) target + tau network (Lillicrap et al. 2016, "Continuous Control with
         Deep Reinforcement Learning", algorithm 1); tau 1 copies."""
-        if tau == 1:
-            self._parameters[:] = self._trained.adam.parameters
-        else:
-            followed = self._trained.adam.parameters
-            follow(self._parameters, followed, tau)
+        follow(self.parameters, self._trained.adam.parameters, tau)
 
 
 def adam_of(module: nn.Module) -> Adam:
