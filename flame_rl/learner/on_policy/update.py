@@ -27,7 +27,12 @@ from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
-from flame_rl.learner.training.trained import Train, TrainedNetwork, state_of
+from flame_rl.learner.training.trained import (
+    Train,
+    TrainedNetwork,
+    flat_parameters,
+    state_of,
+)
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
@@ -138,6 +143,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> 
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks.policy.module)
+        flat_parameters(module)  # compiled code needs them in one array
         acts = module.policy if isinstance(module, SharedNetwork) else module
         collector = Computed(module, network_of(acts))
     return OnPolicyAlgorithm(networks, config, algorithm, collector)
