@@ -591,7 +591,7 @@ void add_gradient(const Network *network, const float *parameters, const Loss *l
 
 /* ---- gradient steps ---- */
 
-double norm(const float *x, int64_t size) {
+static double norm(const float *x, int64_t size) {
     return __builtin_sqrt(sum_of_products(x, x, size));
 }
 
@@ -616,17 +616,6 @@ void follow(float *followers, const float *parameters, double tau, int64_t size)
     for (int64_t i = 0; i < size; i++)
         followers[i] = tau == 1 ? parameters[i]
                                 : followers[i] + (float)tau * (parameters[i] - followers[i]);
-}
-
-/* y = (x - mean) / std within `bound`, for x and y [rows, width]. */
-void normalize(float *y, const float *x, const float *mean, const float *std, double bound,
-               int64_t rows, int64_t width) {
-    float most = bound;
-    for (int64_t i = 0; i < rows; i++, x += width, y += width)
-        for (int64_t j = 0; j < width; j++) {
-            float z = (x[j] - mean[j]) / std[j];
-            y[j] = z < -most ? -most : z > most ? most : z;
-        }
 }
 
 typedef struct {

@@ -64,10 +64,8 @@ _FUNCTIONS = {
     "add_gradient": ((_P, _P, _P, _P, _N, _P, _P, _P), None),
     "epoch": ((_P, _P, _P, _P, _N, _N, _P, _P, _P, _P), _N),
     "q_steps": ((_P, _P, _P, _P, _N, _N, _N, _P, _P, _P, _P), None),
-    "norm": ((_P, _N), _R),
     "adam": ((_P, _P, _P, _P, _R, _R, _R, _N), None),
     "follow": ((_P, _P, _R, _N), None),
-    "normalize": ((_P, _P, _P, _P, _R, _N, _N), None),
 }
 
 

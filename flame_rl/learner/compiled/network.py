@@ -26,7 +26,7 @@ from flame_rl.learner.compiled.library import (
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch as Steps
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.nets.layers import OBSERVATION_CLIP
+from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
 ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
@@ -87,7 +87,7 @@ class CompiledNetwork(plain.Network):
         head: CompiledHead,
         parameters: np.ndarray,
         select: np.ndarray | None = None,
-        normalizer: tuple[np.ndarray, np.ndarray] | None = None,
+        normalizer: NormalizeLayer | None = None,
     ) -> None:
         """
         Args:
@@ -95,8 +95,8 @@ class CompiledNetwork(plain.Network):
             head: what a loss sees.
             parameters: all of them, float32 [P], which change in place.
             select: the numbers of an observation that the first layer gets; None: all.
-            normalizer: mean and standard deviation of observations, float32 [D], which change in
-                place; None: they are taken as they are.
+            normalizer: of observations, whose arrays change in place; None: they are taken as they
+                are.
         """
         self._library = library()
         self._layers = (Layer * len(layers))(*(Layer(**layer) for layer in layers))
@@ -117,12 +117,7 @@ class CompiledNetwork(plain.Network):
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         if self._normalizer is None:
             return np.asarray(observations)
-        mean, std = self._normalizer
-        x = _array(observations, np.float32, *np.shape(observations)[:-1], mean.size)
-        result = np.empty_like(x)
-        arrays = (each.ctypes.data for each in (result, x, mean, std))
-        self._library.normalize(*arrays, OBSERVATION_CLIP, x.size // mean.size, mean.size)
-        return result
+        return self._normalizer.normalize(np.asarray(observations, np.float32))
 
     def outputs(self, samples: plain.Samples) -> tuple[np.ndarray, ...]:
         return self.forward(samples).outputs

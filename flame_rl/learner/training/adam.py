@@ -23,12 +23,6 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 UNDERFLOW = 1e-20, 1e-36
 
 
-def norm(x: np.ndarray) -> float:
-    """The Euclidean norm of an array, float32 [P]."""
-    compiled = library()
-    return math.sqrt(np.dot(x, x)) if compiled is None else compiled.norm(x.ctypes.data, x.size)
-
-
 def take_step(
     parameters: np.ndarray,
     gradient: np.ndarray,
@@ -83,7 +77,7 @@ class Adam:
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
-        length = norm(self.gradient)
+        length = math.sqrt(np.dot(self.gradient, self.gradient))
         if length > max_norm:
             self.gradient *= max_norm / length
         return length

@@ -33,6 +33,7 @@ from flame_rl.modules.networks import (
 )
 from flame_rl.modules.observations import FrameStack, ObservationNormalizer
 from flame_rl.modules.recurrent import MEMORIES
+from flame_rl.nets.layers import NormalizeLayer
 
 # A context variable, so that algorithms need not pass the device on to their networks.
 _DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
@@ -118,10 +119,10 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     if not fields or not _fits(module, fields):
         return None
     parameters = next(module.parameters()).detach().numpy()
-    mean_and_std = None
+    normalize = None
     if type(normalizer) is ObservationNormalizer:
-        mean_and_std = tuple(normalizer.views()[name] for name in ("mean", "std"))
-    return CompiledNetwork(fields, HEADS[type(module)](module), parameters, select, mean_and_std)
+        normalize = NormalizeLayer(**normalizer.views())
+    return CompiledNetwork(fields, HEADS[type(module)](module), parameters, select, normalize)
 
 
 def _fits(module: nn.Module, fields: list[dict[str, float]]) -> bool:
