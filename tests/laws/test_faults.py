@@ -24,10 +24,8 @@ import pytest
 
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators import choose, plain
-from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends import deadlines as deadlines_module
-from flame_rl.backends import inline
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.learner.learner import Learner
@@ -92,15 +90,8 @@ def wait_until(condition, seconds: float = 600) -> None:
 # Workers that die, hang, leak.
 
 
-OVERLAP = ("--algorithm", "ppo", "--overlap", "True")
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [pytest.param((), id=""), pytest.param(OVERLAP, id="overlap", marks=pytest.mark.slow)],
-)
-def test_six_workers_killed_in_a_run(flags, tmp_path):
-    arguments = (*RUN, "--iterations", "20", *flags)
+def test_six_workers_killed_in_a_run(tmp_path):
+    arguments = (*RUN, "--iterations", "20")
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
     process = start_main(
@@ -126,7 +117,7 @@ def test_six_workers_killed_in_a_run(flags, tmp_path):
     assert f"Tasks sent again: {retries(run)}\n" in output
 
 
-@pytest.mark.parametrize(("workers", "deadline"), [(1, 10), (2, 600)])
+@pytest.mark.parametrize(("workers", "deadline"), [(1, 5), (2, 600)])
 def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers, deadline):
     """Where another worker has nothing to do, it need not be waited for."""
     began = time.monotonic()
@@ -138,7 +129,7 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers,
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 300 and (tmp_path / "marker").exists()
     if workers == 1:
-        assert time.monotonic() - began > 10
+        assert time.monotonic() - began > deadline
         assert retries(tmp_path / "run") == 1 and "Tasks sent again: 1\n" in done.stdout
     assert_same_run(tmp_path / "run", clean)
 
@@ -177,7 +168,7 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
 def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
     """The longest task is the longest that succeeded: otherwise each hang waits ten times longer
     than the one before."""
-    monkeypatch.setattr(deadlines_module, "FIRST_SECONDS", 10.0)
+    monkeypatch.setattr(deadlines_module, "FIRST_SECONDS", 3.0)
     monkeypatch.setattr(deadlines_module, "LEAST_SECONDS", 0.1)
     monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.0)
     for name, value in (poison("hang", seed="any") | {"FAULT_MARKER": str(tmp_path / "m")}).items():
@@ -190,7 +181,7 @@ def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
     finally:
         backend.close()
     assert collected.retries == 1
-    assert deadlines.limits().deadline < 10.0
+    assert deadlines.limits().deadline < 3.0
 
 
 def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
@@ -365,20 +356,12 @@ def test_environments_are_closed_after_ctrl_c(tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        pytest.param("hang", "close within", marks=pytest.mark.slow),
-        ("raise", "Server-v0: close raised RuntimeError: no such window"),
-    ],
-)
-def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, monkeypatch, capfd):
-    for module in (supervisor, inline):
-        monkeypatch.setattr(module, "CLOSE_SECONDS", 1.0)
-    environment = {"SERVER_CLOSE": kind}
+def test_a_close_that_fails_costs_a_word(workers, clean, tmp_path, capfd):
+    environment = {"SERVER_CLOSE": "raise"}
     flags = ("--workers", workers, "--iterations", str(ITERATIONS))
     done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
     assert done.returncode == 0
+    words = "Server-v0: close raised RuntimeError: no such window"
     assert words in done.stderr + capfd.readouterr().err
     assert_same_run(tmp_path / "run", clean)
 
@@ -403,13 +386,6 @@ def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_pat
     else:
         assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
     assert not (tmp_path / "port").exists()
-
-
-@pytest.mark.parametrize(("workers", "slots"), [("0", "3"), ("2", "9")])
-def test_slots_change_no_byte(slots, workers, clean, tmp_path):
-    done = run_here(*RUN, "--workers", workers, "--slots", slots, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert_same_run(tmp_path / "run", clean)
 
 
 def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_path, monkeypatch):
@@ -439,18 +415,16 @@ def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_pat
 # An episode that fails every time.
 
 
-def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str]):
+def fail_on_one_episode(kind: str, tmp_path: Path, words: list[str]):
     """Runs into it; gives the flags of the run and of the command that was printed."""
-    seed = reset_seed(7, ITERATION, index)
-    size = ("--episodes-per-iter", str(max(16, index + 1)))
-    arguments = (*RUN, *size, "--output", "my run")
-    done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind, seed))
+    arguments = (*RUN, "--output", "my run")
+    done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind))
     assert done.returncode == 1
     for word in [
         "failed in 3 attempts",
         "environment tests.environments:Poisoned-v0",
-        f"iteration {ITERATION}, episode {index}",
-        f"seed {seed}",
+        f"iteration {ITERATION}, episode {INDEX}",
+        f"seed {SEED}",
         *words,
     ]:
         assert word in done.stderr, word
@@ -459,8 +433,8 @@ def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str])
     assert rows(tmp_path / "my run") == 1 + ITERATION
     (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
     command = shlex.split(command)
-    assert command == ["--resume", "my run", "--reproduce", str(index)]
-    return arguments, command, poison(kind, seed)
+    assert command == ["--resume", "my run", "--reproduce", str(INDEX)]
+    return arguments, command, poison(kind)
 
 
 def mended_goes_on(arguments, tmp_path: Path) -> None:
@@ -472,14 +446,13 @@ def mended_goes_on(arguments, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "my run", tmp_path / "clean" / "my run")
 
 
-@pytest.mark.parametrize("index", [INDEX, pytest.param(120, marks=pytest.mark.slow)])
-def test_an_episode_that_raises_every_time(index, tmp_path):
+def test_an_episode_that_raises_every_time(tmp_path):
     words = ["Traceback", "environments.py", "RuntimeError: the robot fell over", "step 2"]
-    arguments, command, fault = fail_on_one_episode("raise", index, tmp_path, words)
+    arguments, command, fault = fail_on_one_episode("raise", tmp_path, words)
     before = (tmp_path / "my run" / "metrics.csv").read_bytes()
     again = run_here(*command, cwd=tmp_path, environment=fault)
     assert again.returncode == 1
-    for word in [*words, f"iteration {ITERATION}, episode {index}", f"seed {fault['FAULT_SEED']}"]:
+    for word in [*words, f"iteration {ITERATION}, episode {INDEX}", f"seed {fault['FAULT_SEED']}"]:
         assert word in again.stderr
     assert (tmp_path / "my run" / "metrics.csv").read_bytes() == before
     mended = run_here(*command, cwd=tmp_path)
@@ -489,7 +462,7 @@ def test_an_episode_that_raises_every_time(index, tmp_path):
 
 def test_an_episode_that_crashes_every_time(tmp_path):
     words = ["died by SIGSEGV", "Fatal Python error: Segmentation fault", "environments.py"]
-    arguments, command, fault = fail_on_one_episode("segfault", INDEX, tmp_path, words)
+    arguments, command, fault = fail_on_one_episode("segfault", tmp_path, words)
     process = start_main(*command, cwd=tmp_path, environment=fault, stdout=subprocess.DEVNULL)
     assert process.wait(600) == -signal.SIGSEGV  # in one process: under a debugger, if one likes
     mended_goes_on(arguments, tmp_path)
@@ -559,32 +532,19 @@ def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path)
     assert_same_run(run, tmp_path / "clean" / "run")
 
 
-@pytest.mark.parametrize("rate", ["1e38", "1e20"])
-def test_an_absurd_learning_rate_ends_in_a_message(rate, tmp_path):
-    done = run_here(*RUN, "--learning-rate", rate, "--workers", "0", cwd=tmp_path)
-    run = tmp_path / "run"
-    if done.returncode == 0:  # each update was undone, or was enormous and finite to the end
-        with (run / "metrics.csv").open() as file:
-            undone = sum(float(row["update_scale"]) == 0 for row in csv.DictReader(file))
-        assert (f"  Updates undone: {undone};" in done.stdout) == (undone > 0)
-        assert undone == ITERATIONS or rate == "1e20"
-    else:
-        assert done.returncode == 1 and "the update was refused" in done.stderr
-        assert "learning rate" in done.stderr
-    assert all(np.isfinite(array).all() for array in saved_weights(run).values())
-    assert load_newest(run)[1] == []
-
-
 # Ctrl-C and SIGTERM.
 
 
 def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> None:
     """One signal, after so many rows if `moment` is an integer, otherwise seconds."""
     tag = uuid.uuid4().hex
+    environment = SLOWLY | {"FAULT_TAG": tag}
+    if not isinstance(moment, int):  # Python's own start is part of it
+        environment["PYTHONPATH"] = str(ROOT)
     process = start_main(
         *(*WHOLE, "--workers", "2", "--output", "run"),
         cwd=tmp_path,
-        environment=SLOWLY | {"FAULT_TAG": tag},
+        environment=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

@@ -115,8 +115,7 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
     ("stderr", "stdout"),
     [
         ("full", "closed pipe"),
-        ("closed", "full"),
-        pytest.param("full", "closed", marks=pytest.mark.slow),
+        pytest.param("closed", "full", marks=pytest.mark.slow),
     ],
 )
 def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
@@ -150,12 +149,9 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
-    trap = f"trap '' {number.name[3:]}; exec {sys.executable} {ROOT / 'main.py'}"
-    flags = (*RUN, "--iterations", "30", "--workers", "0", "--output", "run")
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
+    trap = f"trap '' HUP; exec {sys.executable} {ROOT / 'main.py'}"
+    flags = (*RUN, "--iterations", "10", "--workers", "0", "--output", "run")
     process = subprocess.Popen(
         ["bash", "-c", f"{trap} {' '.join(flags)}"],
         cwd=tmp_path,
@@ -166,11 +162,11 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
     time.sleep(1)  # bash has set its trap, and Python begins
     limit = time.monotonic() + 600
     while not (tmp_path / "run" / "metrics.csv").exists() and time.monotonic() < limit:
-        process.send_signal(number)
+        process.send_signal(signal.SIGHUP)
         time.sleep(0.1)
-    process.send_signal(number)
+    process.send_signal(signal.SIGHUP)
     assert process.wait(600) == 0
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 31
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 11
 
 
 # Half an update

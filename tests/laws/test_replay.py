@@ -8,8 +8,6 @@ import copy
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +22,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import clean_environment, contents, environment_id, run_here
+from tests.helpers import contents, environment_id, run_here, run_script
 from tests.runs import assert_same_run, rows
 
 pytestmark = pytest.mark.faults
@@ -97,7 +95,7 @@ def short_segments() -> Iterator[None]:
 
 
 # The gradient steps at which a copy of the whole run's folder is taken, as a kill would leave it.
-MOMENTS = (1, 25, 50)
+MOMENTS = (1, 40)
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +148,6 @@ def happen_before_descents(monkeypatch, events: dict[int, Callable[[], None]]) -
 # The same bytes
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
-def test_the_number_of_workers_changes_no_byte(algorithm, workers, wholes, tmp_path):
-    """For the others, tests/laws/test_matrix.py says so."""
-    assert_same(train(tmp_path, algorithm, workers=workers), wholes(algorithm))
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
     """In the middle of some update."""
@@ -190,9 +181,7 @@ main.main()
 
 
 def test_a_learner_that_is_killed_goes_on(wholes, tmp_path):
-    command = [sys.executable, "-c", KILLED, *flags_of("dqn"), "--output", "run"]
-    environment = clean_environment(tmp_path)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_script(KILLED, *flags_of("dqn"), "--output", "run", cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = tmp_path / "run"
     newest = max((run / "replay").iterdir())
@@ -202,16 +191,15 @@ def test_a_learner_that_is_killed_goes_on(wholes, tmp_path):
     assert_same_run(run, wholes("dqn"))
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
-def test_an_interrupted_run_goes_on(algorithm, wholes, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on(wholes, tmp_path, monkeypatch):
     """By SIGINT in the middle of an update."""
     with monkeypatch.context() as patch:
         happen_before_descents(patch, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        done = run_here(*flags_of(algorithm), "--output", "run", cwd=tmp_path)
+        done = run_here(*flags_of("sac"), "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert rows(tmp_path / "run") < 1 + ITERATIONS
     resume(tmp_path / "run")
-    assert_same(tmp_path / "run", wholes(algorithm))
+    assert_same(tmp_path / "run", wholes("sac"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -353,12 +341,12 @@ def test_a_run_that_failed_is_resumed(failure, wholes, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "rate"), [("dqn", 1e3), ("sac", 1e3), *((name, 1e37) for name in ALGORITHMS)]
+    ("algorithm", "rate"), [("sac", 1e3), *((name, 1e37) for name in ("dqn", "r2d2", "sac"))]
 )
 def test_a_network_that_diverges_is_refused(algorithm, rate, tmp_path):
     """TD errors that are not finite are no priorities, and a temperature may be infinite."""
     options = {"learning_rate": rate}
-    if algorithm in ("ddpg", "td3", "sac"):
+    if algorithm == "sac":
         options["value_learning_rate"] = rate
     done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=tmp_path)
     assert "Traceback" not in done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +16,7 @@ from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import Episode
+from tests.helpers import run_script
 from tests.learners import OF_DISCRETE_ACTIONS, ON_POLICY, learner_of, random_episodes
 
 
@@ -193,9 +192,9 @@ for algorithm in ("reinforce", "ppo"):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs one core to itself")
-def test_memory_of_an_update():
+def test_memory_of_an_update(tmp_path):
     """The batch once, and about three times as much besides."""
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True)
+    done = run_script(PEAK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     peaks = [float(line) for line in done.stdout.splitlines()]
     assert len(peaks) == 2 and all(0.5 < peak < 4.2 for peak in peaks)
