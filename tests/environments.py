@@ -431,14 +431,6 @@ class OneIsSlow(Base):
         return 1.0
 
 
-class SlowReset(Base):
-    """A reset takes much longer than the one step after it."""
-
-    def reset(self, *, seed=None, options=None):
-        time.sleep(0.15)
-        return super().reset(seed=seed, options=options)
-
-
 class Waiting(Base):
     """As a robot does: it takes real time, and no core."""
 
@@ -883,13 +875,6 @@ class Leaking(ObservationAction):
 _LEAK: list[bytes] = []
 
 
-class NumberAsTextReward(Base):
-    horizon = 5
-
-    def reward(self, action) -> float:
-        return "1.5" if self.t == 2 else 1.0
-
-
 class Family(ObservationAction):
     """A simulator that is a process of its own, as game engines are."""
 
@@ -1034,15 +1019,6 @@ class TableOfRewards(TwoRewards):
 _ONLY = Base()
 
 
-class Wrong(Base):
-    """Returns what `value` makes of each observation, at its third step."""
-
-    horizon = 5
-
-    def next_observation(self):
-        return self.value(ONE) if self.t == 3 else ONE
-
-
 class AlteredParts(Parts):
     """The `info` of its second step is another one."""
 
@@ -1068,12 +1044,6 @@ _VARIANTS = {
         # In float16 a million is infinite.
         "WithoutBounds": spaces.Box(-np.inf, np.inf, (2,), np.float16),
     },
-    (Wrong, "value"): {
-        "ObjectObservation": lambda env, observation: np.array([object()], object),
-        "ComplexObservation": lambda env, observation: observation + 1j,
-        "NumberAsTextObservation": lambda env, observation: np.array(["1.5"]),
-        "RaggedObservation": lambda env, observation: [[1.0], [2.0, 3.0]],
-    },
     (AlteredParts, "info"): {
         "WithoutCost": {"gain": 1.0},
         "WithoutInfo": None,
@@ -1097,7 +1067,7 @@ def _register() -> None:
         for name, value in values.items():
             globals()[name] = type(name, (base,), {attribute: value, "__module__": __name__})
     own = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Base)]
-    for cls in {*own} - {Misbehaving, Broken, Wrong, AlteredParts}:
+    for cls in {*own} - {Misbehaving, Broken, AlteredParts}:
         limit = {Endless: 7, SlowlyDrawn: 8}.get(cls)
         gymnasium.register(f"{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)
     parts = "missing below above float list short nan shape bits mode text"

@@ -11,7 +11,6 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
 from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
@@ -145,29 +144,6 @@ def _inputs(samples):
     return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
 
 
-def test_a_memory_remembers_both():
-    policy, _ = networks(spec_of(), memory="lstm", memory_size=6)
-    flat = np.asarray(SideBySide(tuple(columns_of(32).values()))).reshape(4, 8, 81)
-    acting = ActingPolicy(policy.snapshot())
-    states = acting.states(8)
-    with torch.no_grad():
-        expected = policy(torch.from_numpy(flat)).numpy()
-    acted = [acting.forward(observations, states) for observations in flat]
-    np.testing.assert_allclose(acted, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("space", [SPACE, LARGE])
-def test_neighbours_in_a_batch_change_no_bit(space):
-    policy, _ = networks(spec_of(space), frame_stack=2)
-    acting = ActingPolicy(policy.snapshot())
-    flat = np.asarray(SideBySide(tuple(columns_of(24, space=space).values())))
-    whole = acting.forward(flat, acting.states(24))
-    order = np.random.default_rng(0).permutation(24)
-    assert acting.forward(flat[order], acting.states(24)).tobytes() == whole[order].tobytes()
-    alone = acting.forward(np.tile(flat[5], (8, 1)), acting.states(8))
-    assert alone[3].tobytes() == whole[5].tobytes()
-
-
 def test_large_pictures_have_the_layers_that_they_have_alone():
     policy, _ = networks(spec_of(LARGE))
     kinds = [(layer.kind, layer.input) for layer in policy.snapshot().layers]
@@ -177,22 +153,6 @@ def test_large_pictures_have_the_layers_that_they_have_alone():
         *[("convolution", 1), ("relu", 1)] * 3,
         *[("dense", None), ("relu", None), ("dense", None)],
     ]
-
-
-def test_slices_of_several_inputs_give_the_same_gradient():
-    """From bytes and numbers apart, or from float32 side by side."""
-    policy, _ = networks(spec_of())
-    whole = SideBySide(tuple(columns_of(20).values()))
-    network = network_of(policy)
-    actions = np.arange(20, dtype=np.int32) % 5
-    gradients = []
-    for inputs in (whole, np.asarray(whole)):
-        forward = network.forward({"inputs": inputs, "actions": actions})
-        gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        forward.backward((np.ones(20, np.float32), 0.3), gradient)
-        gradients.append(gradient)
-    assert gradients[0].tobytes() == gradients[1].tobytes()
-    assert (gradients[0] != 0).mean() > 0.3
 
 
 def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
@@ -208,18 +168,6 @@ def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
     with torch.no_grad():
         expected = value(torch.from_numpy(np.asarray(whole))).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_another_device_gets_bytes_as_bytes():
-    """Its twin gives what the CPU gives."""
-    policy, _ = networks(spec_of())
-    whole = SideBySide(tuple(columns_of(9).values()))
-    samples = {"inputs": whole, "actions": np.zeros(9, np.int32)}
-    there = AutogradNetwork(policy, device=torch.device("cpu"))
-    for got, expected in zip(
-        there.outputs(samples), network_of(policy).outputs(samples), strict=True
-    ):
-        np.testing.assert_array_equal(got, expected)
 
 
 def random_episodes(spec: EnvironmentSpec, seed: int):
@@ -355,8 +303,3 @@ DENSE = {"weight": np.zeros((5, 4), np.float32), "bias": np.zeros(4, np.float32)
 def test_layers_of_inputs_that_do_not_fit_are_refused(layers, message):
     with pytest.raises(WireError, match=message):
         check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
-
-
-def test_a_snapshot_without_inputs_has_no_word_of_them():
-    policy, _ = networks(spec_of(SPACE["camera"]))
-    assert b'"input"' not in codec.encode_snapshot(policy.snapshot())

@@ -506,7 +506,9 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["rainbow", "masked quantiles", "sarsa", "successor", "ddpg", "td3", "sac"]
+)
 def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, monkeypatch):
     """As they are now: the oracle uses the changed modules, too."""
 
@@ -525,7 +527,7 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
 # When gradient steps are taken, and how exploration falls
 
 
-@pytest.mark.parametrize("per_step", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("per_step", [0.1, 3.0])
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
 def test_gradient_steps_follow_env_steps(algorithm, per_step):
     """None before the warm-up is over; then one more than `per_step` for each env step at most."""

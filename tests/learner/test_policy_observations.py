@@ -10,10 +10,7 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.make import make_learner
-from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.policy import Policy
@@ -21,7 +18,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
-from tests.learners import compiled_and_by_autograd, make_config
+from tests.learners import make_config
 
 NUMBERS = {
     "arm": spaces.Box(-1, 1, (3,), np.float32),
@@ -126,16 +123,6 @@ def test_statistics_are_those_of_its_own_numbers():
         assert torch.equal(ours(x), theirs(x[:, 3:]))
 
 
-@pytest.mark.parametrize("algorithm", MAKERS)
-def test_it_learns_compiled_as_by_autograd(algorithm):
-    network = TrainedNetwork(policy_of(NUMBERS, ("arm", "goal"), algorithm), network_of)
-    assert type(network.network) is CompiledNetwork
-    _, flat = observations(NUMBERS, 64)
-    columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
-    for ours, theirs in compiled_and_by_autograd(network, columns, flat[:, 0]):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
-
-
 def test_actors_get_its_own_weights_alone_and_values_see_all():
     learner = make_learner(
         make_config("X-v0", algorithm="ppo", policy_observations=("arm",), hidden_sizes=(8,)),
@@ -153,15 +140,6 @@ def test_what_it_does_not_observe_may_be_left_out():
     assert agent.act({key: observation[key] for key in ("arm", "goal")}) == action
     with pytest.raises(ValueError, match="'goal' is missing"):
         agent.act({"arm": observation["arm"], "speed": observation["speed"]})
-
-
-def test_it_is_exported():
-    pytest.importorskip("onnxruntime")
-    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
-
-    policy = policy_of(WITH_PICTURES, ("camera", "speed"))
-    exported = ExportedPolicy(policy, policy.snapshot())
-    check_onnx(to_onnx(exported, "X-v0"), exported.snapshot)
 
 
 @pytest.mark.parametrize(

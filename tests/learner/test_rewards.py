@@ -123,20 +123,8 @@ def too_short(episode):
     return episode.rewards[1:]
 
 
-def a_column(episode):
-    return episode.rewards[:, None]
-
-
-def one_number(episode):
-    return 3.0
-
-
 def words(episode):
     return ["much"] * episode.length
-
-
-def imaginary(episode):
-    return episode.rewards * 1j
 
 
 def infinite(episode):
@@ -153,13 +141,7 @@ def infinite(episode):
         ("exits", "raised SystemExit: 3, in episode 0"),
         ("writing", "raised ValueError: assignment destination is read-only"),
         ("too_short", r"returned float64 of shape \(3,\) for episode 0 of 4 steps; .* \(4,\)"),
-        (
-            "a_column",
-            r"returned float64 of shape \(4, 1\) for episode 0 .* one number for each step",
-        ),
-        ("one_number", r"returned float64 of shape \(\) for episode 0 "),
         ("words", r"returned <U4 of shape \(4,\)"),
-        ("imaginary", r"returned complex128 of shape \(4,\)"),
         ("infinite", "returned -inf for step 2 of episode 0;"),
     ],
 )

@@ -42,9 +42,6 @@ def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(atoms), rows)
 
 
-# Targets
-
-
 # C51's projection
 
 
@@ -194,9 +191,6 @@ def test_c51_with_logits_that_no_exponential_holds():
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
 
 
-# Duelling
-
-
 # Types and shapes
 
 
@@ -220,25 +214,3 @@ def test_results_have_the_dtype_of_the_arrays(dtype):
         assert all(number.shape == (ROWS,) for number in numbers.values())
         results += [slope, *numbers.values()]
     assert {result.dtype for result in results} == {np.dtype(dtype)}
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    """Most would be broadcast, and give [B, B]."""
-    values, row, column = normal(4, 3), normal(4), normal(4, 1)
-    actions = actions_of(4)
-    with pytest.raises(ValueError, match=r"rewards: shape \(4, 1\), not \(4\)"):
-        td_targets(column, row, row)
-    with pytest.raises(ValueError, match="discounts"):
-        td_targets(row, row[:1], row)
-    with pytest.raises(ValueError, match="actions"):
-        of_actions(values, actions[:, None])
-    with pytest.raises(ValueError, match="targets"):
-        q_loss({"actions": actions, "targets": column}, values)
-    with pytest.raises(ValueError, match="weights"):
-        q_loss({"actions": actions, "targets": row, "weights": column}, values)
-    with pytest.raises(ValueError, match="targets"):
-        quantile_loss(3)({"actions": actions, "targets": row}, values)
-    with pytest.raises(ValueError, match="targets"):
-        c51_loss(SUPPORT)({"actions": actions, "targets": values}, normal(4, 10))
-    with pytest.raises(ValueError, match="rewards"):
-        project(SUPPORT, column, row, distributions(4, ATOMS))
