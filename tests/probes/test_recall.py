@@ -29,13 +29,6 @@ def test_five_steps_are_remembered(memory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["reinforce", "a2c"])
-def test_five_steps_are_remembered_by_other_learners(algorithm):
-    results, _ = solve("Recall", memory="lstm", **PPO | {"algorithm": algorithm})
-    assert mean_return(results, 3) > 0.95
-
-
-@pytest.mark.slow
 def test_five_steps_are_remembered_by_replayed_sequences():
     """Each sequence is a whole episode."""
     settings = {
