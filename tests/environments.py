@@ -205,32 +205,6 @@ class BrightCatch(Catch):
         return small.repeat(4, axis=0).repeat(8, axis=1)
 
 
-class Direction(Base):
-    """A dot goes one place to the left or to the right around a ring of nine, drawn in a picture of
-    3 x 9; at the second of two steps the action that names its direction pays. Where the dot is
-    says nothing about it."""
-
-    observation_space = spaces.Box(0, 255, (3, 9), np.uint8)
-    horizon = 2
-
-    def first_observation(self):
-        self.place = int(self.np_random.integers(9))
-        self.right = int(self.np_random.integers(2))
-        return self.picture()
-
-    def next_observation(self):
-        self.place = (self.place + (1 if self.right else -1)) % 9
-        return self.picture()
-
-    def reward(self, action) -> float:
-        return float(self.t == 1 and action == self.right)
-
-    def picture(self) -> np.ndarray:
-        picture = np.zeros((3, 9), np.uint8)
-        picture[1, self.place] = 255
-        return picture
-
-
 class BooleanCatch(Catch):
     """The same as bool with a channel for the ball and one for the paddle."""
 
@@ -712,16 +686,6 @@ class WithoutSpaces(gymnasium.Env):
 
 class OfGym:
     """Of no class of Gymnasium's."""
-
-
-class FailingLate(Base):
-    """NaN from the 41st step of all its objects on."""
-
-    steps: ClassVar[int] = 0
-
-    def reward(self, action) -> float:
-        FailingLate.steps += 1
-        return float("nan") if FailingLate.steps > 40 else 1.0
 
 
 def only_one() -> Base:

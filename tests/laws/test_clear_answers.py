@@ -34,7 +34,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
-from tests.helpers import ROOT, environment_id, run_here, run_script, spec_of
+from tests.helpers import ROOT, run_here, run_script, spec_of
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -166,31 +166,6 @@ def test_a_run_of_env_steps_is_not_lengthened_by_iterations(tmp_path):
         resumed_config(tmp_path, ["--resume", str(tmp_path), "--iterations", "500"])
     for words in (["--env-steps", "30"], ["--env-steps", "None", "--iterations", "500"]):
         resumed_config(tmp_path, ["--resume", str(tmp_path), *words])
-
-
-def test_what_ends_a_run_that_has_learned_is_no_mistake_in_the_command(tmp_path):
-    """Exit code 1, after which it can be resumed."""
-    flags = ("--local", "--workers", "0", "--episodes-per-iter", "10", "--output", "run")
-    done = run_here("--env", environment_id("FailingLate"), *flags, cwd=tmp_path)
-    assert done.returncode == 1 and "reward: step returned NaN" in done.stderr
-    assert (tmp_path / "run" / "checkpoints" / "00000004.ckpt").exists()
-
-
-@pytest.mark.parametrize("damage", ["nan", "missing"])
-def test_a_curve_with_gaps_is_refused_by_name(damage, run, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "timing.csv"):
-        (folder / name).write_bytes((run / name).read_bytes())
-    rows = [row.split(",") for row in (run / "metrics.csv").read_text().splitlines()]
-    place = rows[0].index("reward_mean")
-    for row in rows[1:]:
-        row[place] = "nan"
-    if damage == "missing":
-        rows = [row[:place] for row in rows]
-    (folder / "metrics.csv").write_text("".join(",".join(row) + "\n" for row in rows))
-    done = run_here("plot", str(folder), cwd=tmp_path)
-    assert done.returncode == 2 and "the column reward_mean is missing or has gaps" in done.stderr
 
 
 def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):

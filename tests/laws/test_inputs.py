@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from flame_rl import Policy
-from tests.environments import TwoInputs
 from tests.helpers import environment_id, run_here
 
 
@@ -47,18 +44,3 @@ def test_the_check_takes_pictures_for_pictures(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a picture of 5 x 6, channels: 1 and 2 numbers" in done.stdout
     assert "go beyond 100" not in done.stdout
-
-
-def test_the_file_computes_what_acts(trained):
-    pytest.importorskip("onnx", reason="uv run --group export pytest")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
-    done = run_here("export", "run", "policy.onnx", cwd=trained)
-    assert done.returncode == 0, done.stderr
-    policy = Policy.load(trained / "run")
-    session = onnxruntime.InferenceSession(trained / "policy.onnx")
-    env = TwoInputs()
-    observations = [env.reset(seed=seed)[0] for seed in range(30)]
-    flat = [np.concatenate([o["arm"], o["camera"].ravel()]) for o in observations]
-    (logits,) = session.run(["logits"], {"observation": np.array(flat, np.float32)})
-    assert logits.argmax(axis=1).tolist() == [int(a) for a in policy.act_all(observations)]
-    assert np.ptp(logits, axis=0).min() > 1e-5

@@ -1,16 +1,13 @@
-"""The laws for every ability: the same bytes on any number of workers, whoever dies, after a stop,
-and on Flame."""
+"""The laws for every ability: the same bytes on any number of workers, whoever dies, and after a
+stop."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from flame_rl import Trainer
 from flame_rl.settings.algorithms import ALGORITHMS, Hindsight, settings_class
-from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, environment_id
+from tests.helpers import environment_id
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
 from tests.runs import SMALL
 
@@ -167,74 +164,3 @@ def test_a_policy_with_a_memory_begins_each_episode_anew():
             trainer.begin_episode()
             actions.append([float(trainer.compute_action([x])[0]) for x in (0.5, 0.5, -1)])
     assert actions[0] == actions[1] and actions[0][0] != actions[0][1]
-
-
-ROBOT = """
-import gymnasium
-import numpy as np
-
-class Robot(gymnasium.Env):
-    observation_space = gymnasium.spaces.Dict(
-        arm=gymnasium.spaces.Box(-1, 1, (2,)),
-        camera=gymnasium.spaces.Box(0, 255, (3, 6, 6), np.uint8),
-        task=gymnasium.spaces.Text(9),
-    )
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.seen(), {}
-
-    def seen(self):
-        arm = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        camera = self.np_random.integers(0, 256, (3, 6, 6), np.uint8)
-        return {"arm": arm, "camera": camera, "task": "reach"}
-
-    def step(self, action):
-        self.t += 1
-        return self.seen(), float(action), self.t == 5, False, {}
-
-gymnasium.register("Robot-v0", Robot)
-"""
-SHORT = ("--episodes-per-iter", "9", "--iterations", "2", "--hidden-sizes", "6")
-# By ability: a file for the user's folder, which travels, flags, and what the run says.
-ON_FLAME = {
-    "masks": (
-        "masked.py",
-        ("--env", "masked:MaskedChoices-v0", "--algorithm", "ppo", *SHORT),
-        'Action masks: info["action_mask"]',
-    ),
-    "agents": (
-        "agents/relay_v0.py",
-        (
-            *("--env", "relay_v0", "--algorithm", "dqn", "--warm-up-steps", "80"),
-            *("--agent-number", "--updates-per-step", "0.2", *SHORT),
-        ),
-        "Agents: 2, with an episode and a return each",
-    ),
-    "inputs": (
-        "robot.py",
-        ("--env", "robot:Robot-v0", "--observe", "camera", "arm", "--algorithm", "ppo", *SHORT),
-        "a picture of 6 x 6, channels: 3 (they come first, and are put last) and 2 numbers",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "ability",
-    [name if name == "inputs" else pytest.param(name, marks=pytest.mark.slow) for name in ON_FLAME],
-)
-def test_flame_gives_the_same_bytes(ability, memory, project, local, tmp_path):
-    source, flags, said = ON_FLAME[ability]
-    if ability == "agents":
-        pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
-    name = Path(source).name
-    text = ROBOT if ability == "inputs" else (ROOT / "tests" / source).read_text()
-    (project / name).write_text(text)
-    finished = run_on(project, tmp_path, memory.environment, *flags)
-    assert finished.code == 0, finished.err
-    assert "using Flame Runner" in finished.out and said in finished.out and finished.err == ""
-    assert finished.metrics == local(*flags)
-    assert name in memory.memory.uploaded_package()
-    memory.assert_nothing_left()

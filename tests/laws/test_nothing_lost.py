@@ -284,28 +284,6 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, mon
 # The best checkpoint
 
 
-def test_the_best_checkpoint_is_the_policy_that_had_the_score(tmp_path):
-    flags = ("--env", "cartpole", "--iterations", "7", "--episodes-per-iter", "6", "--workers", "0")
-    done = run_here(*flags, "--checkpoint-every", "100", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
-    with Trainer(config.changed(output=None)) as trainer:
-        snapshots, rewards = [trainer.learner.snapshot()], []
-        for result in trainer:
-            rewards.append(result.reward_mean)
-            snapshots.append(trainer.learner.snapshot())
-    best = int(np.argmax(rewards))
-    assert best not in (0, 6), "the test needs a run whose best iteration is in between"
-    found = checkpoint.read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
-    assert found.score == rewards[best] and found.totals.iterations == best
-    with Trainer.load(tmp_path / "run", best=True, local=True, workers=0) as trainer:
-        for layer, expected in zip(
-            trainer.learner.snapshot().layers, snapshots[best].layers, strict=True
-        ):
-            for name, array in expected.arrays.items():
-                np.testing.assert_array_equal(layer.arrays[name], array)
-
-
 # Other people's files
 
 

@@ -8,7 +8,6 @@ import copy
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import contents, environment_id, run_here, run_script
+from tests.helpers import contents, environment_id, run_here
 from tests.runs import assert_same_run, rows
 
 pytestmark = pytest.mark.faults
@@ -158,37 +157,6 @@ def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
         done = run_here("--resume", killed.name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert_same(killed, whole)
-
-
-KILLED = """
-import os, signal, sys
-from flame_rl.learner.algorithms.dqn import DQN
-import main
-
-step, steps = DQN.step, 0
-
-def counted(self, samples, generator, decay):
-    global steps
-    steps += 1
-    if steps == 30:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, samples, generator, decay)
-
-DQN.step = counted
-sys.argv[0] = "main.py"
-main.main()
-"""
-
-
-def test_a_learner_that_is_killed_goes_on(wholes, tmp_path):
-    done = run_script(KILLED, *flags_of("dqn"), "--output", "run", cwd=tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    run = tmp_path / "run"
-    newest = max((run / "replay").iterdir())
-    newest.write_bytes(newest.read_bytes() + b"flameRP2" + bytes(range(100)))
-    resume(run)
-    # That process made segments of the usual length.
-    assert_same_run(run, wholes("dqn"))
 
 
 def test_an_interrupted_run_goes_on(wholes, tmp_path, monkeypatch):
@@ -462,33 +430,6 @@ def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
     assert contents(run / "replay") == before
     with Trainer.load(run, iterations=ITERATIONS + 1) as trainer:
         assert len(list(trainer)) == 1
-
-
-def test_a_trainer_without_a_folder_deletes_segments_that_nothing_needs(
-    wholes, tmp_path, monkeypatch
-):
-    """It goes on after a failed update, and from what it saved."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    whole, path = digests(wholes("sarsa")), tmp_path / "saved.ckpt"
-    with Trainer(config_of("sarsa")) as trainer:
-        for iteration in range(ITERATIONS):
-            with monkeypatch.context() as patch:
-                nan_rewards(patch, trainer, at=5)
-                if iteration > 2:
-                    with pytest.raises(RunError, match="the update was refused"):
-                        trainer.train()
-            needed = trainer.learner.algorithm.replay.store.oldest
-            assert trainer.train().weights_digest == whole[iteration]
-            if iteration == 5:
-                trainer.save(path)
-        (folder,) = tmp_path.glob("flame-rl-replay-*/replay")
-        kept = contents(folder)
-    assert kept.items() <= contents(wholes("sarsa") / "replay").items()
-    # The state before the last update may be restored.
-    first, second, *_ = sorted(int(name[:12]) for name in kept)
-    assert 0 < first <= needed < second
-    with Trainer.load(path) as trainer:
-        assert [result.weights_digest for result in trainer] == whole[6:]
 
 
 def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch):

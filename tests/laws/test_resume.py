@@ -22,7 +22,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
-from tests.helpers import ROOT, environment_id, run_here, run_main, spec_of, start_main
+from tests.helpers import environment_id, run_here, spec_of, start_main
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
@@ -388,19 +388,6 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
-@pytest.mark.slow  # a new Python
-def test_another_kernel_and_instruction_set_are_pointed_out(killed, tmp_path):
-    """As another family of processors has; the run folder and its checkpoints say which it was."""
-    start = json.loads((killed / "starts.jsonl").read_text().splitlines()[0])
-    kernels = {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default"}
-    environment = kernels | {"PYTHONPATH": str(ROOT)}
-    done = run_main("--resume", "run", cwd=tmp_path, environment=environment)
-    assert done.returncode == 0
-    for name, now in (("BLAS kernel", "Nehalem"), ("torch's instruction set", "DEFAULT")):
-        then = start["versions"][name]
-        assert f"made with {name} {then}, this is {now}: results may differ" in done.stderr
-
-
 SPEC = spec_of(1, 2, False)
 
 
@@ -450,24 +437,3 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         for folder in ("run", "whole")
     ]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
-
-
-def test_a_run_from_before_there_was_a_default_limit_goes_on_without_one(tmp_path):
-    """Its configuration does not name what came with it."""
-    run = ("--env", environment_id("Long"), "--local", "--workers", "0", "--output", "run")
-    run += ("--max-episode-steps", "0", "--episodes-per-iter", "2", "--iterations", "1")
-    done = run_here(*run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    path = tmp_path / "run" / "config.json"
-    saved = json.loads(path.read_text())
-    assert (
-        saved["experiment"].pop("first_episodes") and saved["experiment"]["max_episode_steps"] == 0
-    )
-    saved["experiment"]["max_episode_steps"] = None
-    path.write_text(json.dumps(saved))
-    before = (tmp_path / "run" / "metrics.csv").read_bytes()
-    done = run_here("--resume", "run", "--iterations", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "1,000 steps" not in done.stdout + done.stderr
-    after = (tmp_path / "run" / "metrics.csv").read_bytes()
-    assert after.startswith(before) and float(after.splitlines()[2].split(b",")[7]) > 1000

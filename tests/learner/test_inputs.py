@@ -10,11 +10,9 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.training.choose import in_training, network_of
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
-from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
-from flame_rl.modules.networks import ValueNetwork
+from flame_rl.modules.layers import Branches, Dense, layers_of
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -153,21 +151,6 @@ def test_large_pictures_have_the_layers_that_they_have_alone():
         *[("convolution", 1), ("relu", 1)] * 3,
         *[("dense", None), ("relu", None), ("dense", None)],
     ]
-
-
-def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
-    """One of the user's own, which is compiled."""
-    torch.manual_seed(0)
-    nothing = torch.nn.Identity(), torch.nn.Identity()
-    value = ValueNetwork(nothing, [Dense(81, 6), Activation("tanh"), Dense(6, 1)])
-    value.scale.fill_(2.0)
-    whole = SideBySide(tuple(columns_of(9).values()))
-    network = in_training(value).network
-    assert type(network) is CompiledNetwork
-    (got,) = network.outputs({"inputs": network.prepare(whole)})
-    with torch.no_grad():
-        expected = value(torch.from_numpy(np.asarray(whole))).numpy()
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def random_episodes(spec: EnvironmentSpec, seed: int):

@@ -154,20 +154,8 @@ def test_a_function_that_returns_something_else_is_refused(name, said):
     np.testing.assert_array_equal(collected.rewards, before)
 
 
-def test_whole_numbers_are_rewards():
-    rewards = of(SCALAR, reward=f"{HERE}:counted")
-    episodes = random_episodes(continuous=False)
-    learned = rewards.shaped(episodes, episodes)
-    assert learned.rewards.dtype == np.float64
-    assert learned.rewards[:5].tolist() == [0, 1, 2, 3, 0]
-
-
 def exits(episode):
     sys.exit(3)
-
-
-def counted(episode):
-    return list(range(episode.length))
 
 
 @pytest.mark.parametrize(

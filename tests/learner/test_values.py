@@ -11,20 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from flame_rl.learner.algorithms.sarsa import expected_values
 from flame_rl.learner.algorithms.successor import successor_loss
 from flame_rl.learner.off_policy.values import (
     c51_loss,
     dueling_loss,
-    of_actions,
     project,
     q_loss,
     quantile_loss,
-    softmax,
-    td_targets,
 )
 from flame_rl.learner.training.torch_loss import torch_loss
-from flame_rl.modules.networks import dueling
 
 ROWS, ACTIONS, ATOMS = 40, 3, 5
 SUPPORT = np.linspace(-2, 2, ATOMS)
@@ -192,25 +187,3 @@ def test_c51_with_logits_that_no_exponential_holds():
 
 
 # Types and shapes
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_results_have_the_dtype_of_the_arrays(dtype):
-    values, row = normal(ROWS, ACTIONS).astype(dtype), normal(ROWS).astype(dtype)
-    support = SUPPORT.astype(dtype)
-    results = [
-        td_targets(row, row, row),
-        of_actions(values, actions_of(ROWS)),
-        expected_values(values, 0.1),
-        project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
-        softmax(values, ACTIONS),
-        dueling(values),
-    ]
-    for name in NAMES:
-        loss, width, targets = loss_of(name)
-        samples = {"actions": actions_of(ROWS), "targets": targets.astype(dtype), "weights": row}
-        numbers, (slope,) = loss(samples, normal(ROWS, width).astype(dtype))
-        assert numbers.keys() == {"loss", "td_error", "value"}
-        assert all(number.shape == (ROWS,) for number in numbers.values())
-        results += [slope, *numbers.values()]
-    assert {result.dtype for result in results} == {np.dtype(dtype)}

@@ -56,11 +56,3 @@ def test_a_bright_background_does_not_drown_the_ball():
     layer = learner.snapshot().layers[0]
     # The uppermost corner is ball in a fifth of the first pictures, and never later.
     assert layer.kind == "center" and 199 < layer.arrays["mean"][0] < 203
-
-
-DIRECTION = PPO | {"iterations": 15, "episodes_per_iter": 100}
-
-
-def test_two_frames_show_a_direction():
-    results, _ = solve("Direction", frame_stack=2, **DIRECTION)
-    assert mean_return(results, 3) > 0.9
