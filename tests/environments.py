@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import struct
@@ -335,6 +336,27 @@ class WithoutSeed(Base):
         return super().reset()
 
 
+def happen(kind: str) -> None:
+    """What an environment may do to its process."""
+    match kind:
+        case "raise":
+            raise RuntimeError("the robot fell over")
+        case "hang":
+            time.sleep(3600)
+        case "hang in C":  # without giving other threads of the process a chance
+            ctypes.PyDLL(None).sleep(3600)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "chdir":
+            os.chdir(os.environ["FAULT_FOLDER"])
+        case "segfault":
+            ctypes.string_at(0)
+
+
 class Misbehaving(Base):
     """Does what the `fault` says, at step 2."""
 
@@ -352,8 +374,6 @@ class Misbehaving(Base):
         if self.marker:
             Path(self.marker).touch()
         match self.fault:
-            case "raise":
-                raise RuntimeError("the robot fell over")
             case "nan-observation":
                 observation = observation * np.nan
             case "nan-reward":
@@ -364,16 +384,8 @@ class Misbehaving(Base):
                 observation = np.zeros(2, np.float32)
             case "text":
                 reward = "much"
-            case "hang":
-                time.sleep(3600)
-            case "exit":
-                sys.exit(3)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "segfault":
-                import ctypes
-
-                ctypes.string_at(0)
+            case other:
+                happen(other)
         return observation, reward, terminated, truncated, info
 
 
@@ -528,19 +540,6 @@ class TwoInputs(Base):
 
     def reward(self, action) -> float:
         return float(action == 2 * self.right + self.up)
-
-
-class DrawnInputs(TwoInputs):
-    """The same, which can be drawn, and says a word beside."""
-
-    observation_space = spaces.Dict(TwoInputs.observation_space.spaces | {"said": spaces.Text(5)})
-    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 5}
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def render(self):
-        return np.repeat(self.observation["camera"], 3, axis=2)
 
 
 class TwoInputsAndNumbers(TwoInputs):
@@ -755,33 +754,10 @@ class Poisoned(ObservationAction):
             if not marker or not Path(marker).exists():
                 if marker:
                     Path(marker).touch()
-                self.happen(os.environ.get("FAULT_KIND", ""))
+                kind = os.environ.get("FAULT_KIND", "")
+                self.enormous = kind == "enormous"
+                happen(kind)
         return 1.7e308 if self.enormous else super().reward(action)
-
-    def happen(self, kind: str) -> None:
-        match kind:
-            case "raise":
-                raise RuntimeError("the robot fell over")
-            case "hang":
-                time.sleep(3600)
-            case "enormous":
-                self.enormous = True
-            case "hang in C":  # without giving other threads of the process a chance
-                import ctypes
-
-                ctypes.PyDLL(None).sleep(3600)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "exit":
-                raise SystemExit(3)
-            case "interrupt":
-                raise KeyboardInterrupt
-            case "chdir":
-                os.chdir(os.environ["FAULT_FOLDER"])
-            case "segfault":
-                import ctypes
-
-                ctypes.string_at(0)
 
 
 class Server(Poisoned):
@@ -1016,7 +992,6 @@ _VARIANTS = {
         "CostOfTwo": {"gain": 1.0, "cost": np.ones(2)},
     },
     (WholeNumbers, "wrong"): {"Fractions": 7.5, "Beyond": 256.0, "NotANumber": np.nan},
-    (Recall, "horizon"): {"Recall10": 10, "Recall30": 30},
     (Endless, "horizon"): {"Unlimited": 1 << 60},
 }
 

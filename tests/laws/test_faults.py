@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import csv
 import os
 import re
@@ -15,7 +14,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,27 +23,20 @@ import pytest
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators import choose, plain
 from flame_rl.actor.worker.supervisor import Limits, Worker
-from flame_rl.backends import deadlines as deadlines_module
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import load_newest
-from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import Environment, Episodes
+from flame_rl.wire.messages import Environment
 from tests.helpers import (
     ROOT,
     SOON,
     environment_id,
-    episode_of,
     random_snapshot,
     request_for,
     run_here,
-    spec_of,
     start_main,
-    together,
 )
-from tests.learners import make_learner
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors
 
 pytestmark = pytest.mark.faults
@@ -163,25 +154,6 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
     assert deadlines.limits(20).deadline == 1600.0
     deadlines.succeeded(20, 30.0)
     assert deadlines.limits(20).deadline == 300.0
-
-
-def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
-    """The longest task is the longest that succeeded: otherwise each hang waits ten times longer
-    than the one before."""
-    monkeypatch.setattr(deadlines_module, "FIRST_SECONDS", 3.0)
-    monkeypatch.setattr(deadlines_module, "LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.0)
-    for name, value in (poison("hang", seed="any") | {"FAULT_MARKER": str(tmp_path / "m")}).items():
-        monkeypatch.setenv(name, str(value))
-    deadlines = Deadlines(None, episodes=1000, megabytes=4096)
-    backend = ProcessBackend(1, deadlines, threading.Event())
-    try:
-        request = request_for(environment_id("Poisoned"), [0])
-        collected = backend.collect(random_snapshot(1, 2, False), request)
-    finally:
-        backend.close()
-    assert collected.retries == 1
-    assert deadlines.limits().deadline < 3.0
 
 
 def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
@@ -469,46 +441,6 @@ def test_an_episode_that_crashes_every_time(tmp_path):
 
 
 # Values that cannot be learned from.
-
-
-def episode(observation: float, index: int = 0) -> Episodes:
-    actions = np.array([0, 1, 1], np.int32)
-    observations = np.full((4, 1), observation, np.float32)
-    rewards = np.array([0.0, 1.0, 0.5])
-    return together([episode_of(index, observations, actions, rewards, True, False)])
-
-
-def learner_for(**options) -> Learner:
-    spec = spec_of(1, 2, False)
-    plain = {"baseline": "none", "normalize_observations": False, "max_kl": 1e9}
-    return make_learner(spec, hidden_sizes=(6,), activation="relu", **plain, **options)
-
-
-def set_learning_rate(learner: Learner, rate: float) -> None:
-    algorithm = learner.algorithm
-    learner.algorithm = replace(algorithm, config=algorithm.config.changed(learning_rate=rate))
-
-
-@pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])
-def test_an_update_that_would_not_be_finite_is_refused_and_can_be_undone(rate):
-    learner = learner_for()
-    for _ in range(3):
-        learner.update(episode(0.7))
-    before = copy.deepcopy(learner.state_dict())
-    set_learning_rate(learner, rate)
-    enormous = episode(1e38 if rate == 1e-2 else 0.7)
-    with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
-        for _ in range(5):
-            kept = copy.deepcopy(learner.state_dict())
-            learner.update(enormous)
-    learner.load_state_dict(kept)
-    after = learner.state_dict()
-    assert all(np.array_equal(after[name], kept[name]) for name in after)
-    assert all(np.isfinite(array).all() for array in after.values())
-    # And it goes on from there.
-    learner.load_state_dict(before)
-    set_learning_rate(learner, 1e-2)
-    learner.update(episode(0.7))
 
 
 def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path):

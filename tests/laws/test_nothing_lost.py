@@ -172,41 +172,6 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
 # Half an update
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "at", "error"), [("reinforce", 2, MemoryError), ("ppo", 7, KeyboardInterrupt)]
-)
-def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
-    error, algorithm, at, monkeypatch
-):
-    """At a step of the policy, while the values may learn in another thread."""
-    options = {"local": True, "workers": 0, "episodes_per_iter": 8, "iterations": 4}
-    config = TrainConfig(algorithm=algorithm, **options)
-    with Trainer(config) as trainer:
-        expected = [result.weights_digest for result in trainer]
-    with Trainer(config) as trainer:
-        found = [trainer.train().weights_digest]
-        state = copy.deepcopy(trainer.learner.state_dict())
-        count = 0
-
-        def fail():
-            nonlocal count
-            count += threading.current_thread() is threading.main_thread()
-            if count == at:
-                raise error("in the middle")
-
-        with monkeypatch.context() as patch:
-            # Before every step.
-            patch.setattr(compiled, "end_if_stopped", fail)
-            patch.setattr(compiled, "_ONE_CALL", 1)
-            with pytest.raises(error):
-                trainer.train()
-        assert trainer.totals.iterations == 1
-        after = trainer.learner.state_dict()
-        assert all(np.array_equal(after[name], state[name]) for name in state)
-        found += [result.weights_digest for result in trainer]
-    assert found == expected
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
     """While an iteration is done, or while one is undone whose update failed."""

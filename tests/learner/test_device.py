@@ -16,7 +16,7 @@ import model
 from flame_rl.learner import make as learners
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training import autograd, device
-from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
+from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import computing_on, in_training, network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -226,27 +226,6 @@ def same(left, right) -> None:
     for ours, theirs in zip(left, right, strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.tobytes() == theirs.tobytes()
-
-
-@kinds
-def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
-    """Also after the module has changed."""
-    made = networks(observations, actions, memory=memory)
-    samples = samples_of(observations, actions)
-    for module in made:
-        direct = network_of(module)
-        with computing_on(CPU):
-            twin = network_of(module)
-        kind = SequenceNetwork if memory != "none" else AutogradNetwork
-        assert type(direct) is type(twin) is kind
-        before = computed(twin, samples)
-        same(before, computed(direct, samples))
-        change(module)
-        if module is made[1]:
-            module.scale.fill_(3.0)
-        after = computed(twin, samples)
-        same(after, computed(direct, samples))
-        assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
 
 
 def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):

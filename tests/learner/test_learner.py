@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,19 +231,6 @@ def test_a_snapshot_is_a_copy():
 
 def arrays_of(snapshot):
     return [a for layer in (*snapshot.layers, snapshot.head) for a in layer.arrays.values()]
-
-
-def test_observations_are_normalised_by_all_that_were_seen():
-    learner = learner_of(True, normalize_observations=True)
-    learner.update(random_episodes(True))
-    others = random_episodes(True)
-    changed = {"observations": 5 + 3 * others.observations}
-    others = replace(others, columns=others.columns | changed)
-    learner.update(others)
-    rows = np.concatenate([e.observations for e in [*random_episodes(True), *others]]).astype(float)
-    normalize = learner.snapshot().layers[0].arrays
-    np.testing.assert_allclose(normalize["mean"], rows.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(normalize["std"], rows.std(axis=0), rtol=1e-5)
 
 
 def test_the_learning_rate_falls_to_nothing():

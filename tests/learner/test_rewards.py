@@ -183,13 +183,3 @@ def exits(episode):
 def test_settings_that_make_no_number_are_refused(spec, settings, said):
     with pytest.raises(UsageError, match=f"^--reward.*{said}"):
         of(spec, **settings)
-
-
-@pytest.mark.parametrize(
-    ("code", "error"), [("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit()", "SystemExit")]
-)
-def test_a_module_that_fails_is_named(code, error, tmp_path, monkeypatch):
-    (tmp_path / "fails_at_import.py").write_text(code)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(UsageError, match=f"'fails_at_import' cannot be imported: {error}"):
-        of(SCALAR, reward="fails_at_import:shaped")

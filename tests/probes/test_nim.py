@@ -84,12 +84,3 @@ def test_whoever_waits_has_one_choice_that_does_nothing():
         simulator.step(np.tile([0, 2] if turn == 0 else [2, 0], 2).astype(np.int32), slots)
         sticks = sticks - 1
         assert (simulator.observations[:4, :-1].argmax(axis=1) == sticks[:4]).all()
-
-
-def test_a_limit_and_a_number_go_with_masks():
-    options = {"iterations": 2, "max_episode_steps": 3, "agent_number": True}
-    with Trainer(config_of("a2c", **options)) as trainer:
-        assert trainer.spec.observation_dim == 13
-        *_, last = trainer
-        assert trainer.spec.masked
-    assert last.length_mean <= 3

@@ -55,12 +55,3 @@ def test_without_a_memory_half_of_the_episodes_are_paid():
     """The last observation is always 0: whatever it does then is right with probability 1/2."""
     results, _ = solve("Recall", memory="none", **PPO | {"iterations": 25})
     assert mean_return(results, 15) == pytest.approx(0.5, abs=0.08)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-@pytest.mark.parametrize("name", ["Recall10", "Recall30"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_more_steps_are_remembered(name, memory, seed):
-    results, _ = solve(name, memory=memory, seed=seed, **PPO | {"iterations": 60})
-    assert mean_return(results, 5) > 0.95
