@@ -119,7 +119,7 @@ def _run(args: list[str], cwd: str, env: dict[str, str], output: int, errors: in
     os.dup2(errors, 2)
     for descriptor in (output, errors):
         os.close(descriptor)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
