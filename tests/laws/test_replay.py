@@ -3,7 +3,6 @@ they stop, and whatever fails in between."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import shutil
@@ -345,18 +344,6 @@ def test_evaluating_touches_no_experience_and_reads_none(wholes, tmp_path, monke
     done = run_here("evaluate", "run", "--episodes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert opened == [] and contents(run / "replay") == before
-
-
-def test_a_trainer_that_goes_on_from_a_run_folder_leaves_it_as_it_is(wholes, tmp_path):
-    run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
-    (run / "checkpoints" / "00000008.ckpt").unlink()
-    before = contents(run / "replay")
-    whole = digests(run)
-    with contextlib.chdir(run / "checkpoints"):
-        for path in (run, run / "checkpoints" / "00000006.ckpt", Path("00000006.ckpt"), Path("..")):
-            with Trainer.load(path) as trainer:
-                assert [result.weights_digest for result in trainer] == whole[6:]
-    assert contents(run / "replay") == before
 
 
 def damage(folder: Path, how: str) -> None:

@@ -7,11 +7,9 @@ import contextlib
 import copy
 import math
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -527,40 +525,6 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
 # When gradient steps are taken, and how exploration falls
 
 
-@pytest.mark.parametrize("per_step", [0.1, 3.0])
-@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
-def test_gradient_steps_follow_env_steps(algorithm, per_step):
-    """None before the warm-up is over; then one more than `per_step` for each env step at most."""
-    continuous = algorithm in OF_CONTINUOUS_ACTIONS
-    warm_up = 40
-    learner = make_learner(
-        spec_of(3, 2, continuous),
-        algorithm=algorithm,
-        hidden_sizes=(4,),
-        warm_up_steps=warm_up,
-        updates_per_step=per_step,
-        batch_size=5,
-        capacity=30,
-    )
-    first, inner, played = learner.weights_digest(), learner.algorithm.inner, 0
-    taken, step = [], inner.step
-
-    def counted(samples, generator, decay):
-        taken.append(len(samples["rewards"]))
-        return step(samples, generator, decay)
-
-    object.__setattr__(learner.algorithm, "inner", Recorded(inner, counted))
-    for update in range(6):
-        metrics = learner.update(random_episodes(continuous))
-        played += 17
-        due = math.floor(per_step * (played - warm_up) + max(1.0, per_step) + 1e-9)
-        assert len(taken) == metrics["gradient_steps"] == max(0, due if update > 1 else 0)
-        assert (learner.weights_digest() == first) == (update < 2)
-        assert metrics["replay_steps"] <= 30
-        assert ("td_error" in metrics) == (update >= 2)
-    assert set(taken) == {5}
-
-
 class Recorded:
     """An algorithm's own part with another `step`."""
 
@@ -721,21 +685,3 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         slices.at_once([fail, go_on])
     assert done == [True]
-
-
-def test_threads_ignore_overflow_as_their_caller_does(monkeypatch):
-    monkeypatch.setattr(slices, "available_cores", lambda: 2)
-
-    def overflow() -> float:
-        return float(np.array([3e38], np.float32)[0] * np.float32(10))
-
-    with np.errstate(over="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert slices.at_once([overflow] * 2) == [math.inf] * 2
-        samples, gradient = {"inputs": np.zeros((16, 1))}, np.zeros(1, np.float32)
-        network = SimpleNamespace(slice_rows=1, parallel=True)
-        slices.accumulate(lambda chunk, own: own.fill(overflow()) or {}, network, samples, gradient)
-    with np.errstate(over="raise"):
-        for functions in ([overflow, float], [float, overflow]):
-            with pytest.raises(FloatingPointError):
-                slices.at_once(functions)

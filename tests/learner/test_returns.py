@@ -41,7 +41,7 @@ def flat(episodes):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_discounted_returns_by_definition(batch):
     episodes, discount, seed = batch
@@ -54,7 +54,7 @@ def test_discounted_returns_by_definition(batch):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_constant_value_is_the_fixed_point(batch):
     episodes, discount, seed = batch
@@ -119,7 +119,7 @@ def random_values(episodes, seed):
     return values, rng.random(len(episodes)) < 0.5, rng
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_generalized_advantages_by_definition(batch, gae_lambda):
     """The sum over l of (discount * lambda)^l * delta_{t+l} (Schulman et al. 2016, eq. 16)."""
@@ -137,7 +137,7 @@ def test_generalized_advantages_by_definition(batch, gae_lambda):
     np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
     """v_s - V_s = sum over t >= s of discount^(t-s) (c_s ... c_{t-1}) rho_t delta_t (Espeholt et
@@ -165,7 +165,7 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
     np.testing.assert_array_equal(ones, generalized_advantages(*common))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_leave_one_out_by_definition(batch):
     episodes, discount, _ = batch

@@ -80,23 +80,6 @@ def test_projection_by_algorithm_1(atoms, low, width, steps, seed):
     np.testing.assert_allclose(projected.sum(axis=1), 1)
 
 
-def test_projection_onto_atoms_and_beyond_the_support():
-    p = np.array([0.1, 0.2, 0.3, 0.15, 0.25])
-    cases = [
-        (0.0, 1.0, p),  # every value is an atom
-        (1.0, 1.0, [0, 0.1, 0.2, 0.3, 0.4]),  # each is the next one; the last two are the end
-        (-1.0, 1.0, [0.3, 0.3, 0.15, 0.25, 0]),
-        (100.0, 1.0, [0, 0, 0, 0, 1]),
-        (-100.0, 1.0, [1, 0, 0, 0, 0]),
-        (1.0, 0.0, [0, 0, 0, 1, 0]),  # an end
-        (0.25, 0.0, [0, 0, 0.75, 0.25, 0]),
-        (2.0, 0.0, [0, 0, 0, 0, 1]),  # the last atom itself
-    ]
-    rewards, discounts, expected = (np.array(column) for column in zip(*cases, strict=True))
-    actual = project(SUPPORT, rewards, discounts, np.tile(p, (len(cases), 1)))
-    np.testing.assert_allclose(actual, expected, atol=1e-12)
-
-
 @pytest.mark.parametrize("support", [[0.0, 1, 3], [2.0, 1, 0], [1.0], [1.0, 1], [0, math.nan]])
 def test_a_support_that_is_not_equidistant_is_refused(support):
     support = np.array(support)

@@ -8,10 +8,9 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.modules.layers import Activation, LayerNorm
+from flame_rl.modules.layers import LayerNorm
 from flame_rl.modules.recurrent import GRU, LSTM, MEMORIES
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.kinds import LAYERS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
@@ -66,23 +65,6 @@ def test_a_layer_norm_acts_as_torchs():
         expected = policy(torch.from_numpy(observations)).numpy()
     acting = ActingPolicy(policy.snapshot())
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
-
-
-@np.errstate(over="ignore")
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_an_activation_sees_one_number_at_a_time(name, dtype):
-    activation, torchs = LAYERS[name]().act, Activation(name)
-    x = (np.random.default_rng(5).standard_normal(10_000) * 4).astype(dtype)
-    x[:6] = 0, 1e-30, -1e-30, np.finfo(dtype).max, np.finfo(dtype).min, 88
-    expected = activation(x.copy())
-    np.testing.assert_allclose(expected, torchs(torch.from_numpy(x)), rtol=1e-6, atol=1e-6)
-    for first in range(40):
-        for count in (1, 3, 8, 21):
-            part = activation(x[first : first + count].copy())
-            assert part.tobytes() == expected[first : first + count].tobytes()
-    table = activation(np.concatenate([x, x]).reshape(-1, 8, 10))
-    assert table.tobytes() == 2 * expected.tobytes()
 
 
 def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
