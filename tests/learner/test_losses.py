@@ -316,8 +316,9 @@ class ChangesItsOwn(Size):
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
     options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
-    with pytest.raises(UsageError, match="--auxiliary: .*" + message.replace("()", r"\(\)")):
+    with pytest.raises(UsageError, match=message.replace("()", r"\(\)")) as caught:
         shared_learner(True, algorithm="a2c", **options).update(random_episodes(True))
+    assert "--auxiliary" in str(caught.value)
 
 
 @pytest.mark.parametrize(
