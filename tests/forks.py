@@ -14,9 +14,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO
+from unittest import mock
 
 LIBRARIES = ["gymnasium", "matplotlib.pyplot", "mujoco", "torch"]
 
@@ -47,6 +49,11 @@ class Forked:
         self.stderr, errors = _stream(stderr, 2)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
+        with mock.patch.dict(os.environ):
+            # By which tests find the processes of a run or of a cluster.
+            for name in [name for name in os.environ if name.startswith(("FAULT_", "FLAME_"))]:
+                del os.environ[name]
+            forkserver.ensure_running()
         streams = _Descriptor(output), _Descriptor(errors)
         arguments = (self.args, str(cwd), dict(env), *streams)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
