@@ -152,15 +152,3 @@ def test_every_algorithm_that_has_an_ability_is_here():
     assert named["goals"] == {
         name for name in ALGORITHMS if issubclass(settings_class(name), Hindsight)
     }
-
-
-def test_a_policy_with_a_memory_begins_each_episode_anew():
-    with Trainer(make_config(WANDERING, algorithm="ppo", workers=0, **SMALL | GRU)) as trainer:
-        trainer.train()
-        with pytest.raises(ValueError, match="episode: none has begun"):
-            trainer.compute_action([0.5])
-        actions = []
-        for _ in range(2):
-            trainer.begin_episode()
-            actions.append([float(trainer.compute_action([x])[0]) for x in (0.5, 0.5, -1)])
-    assert actions[0] == actions[1] and actions[0][0] != actions[0][1]

@@ -35,11 +35,6 @@ def opposite(episode) -> np.ndarray:
     return 1 - episode.rewards
 
 
-def cheap(episode) -> np.ndarray:
-    """Without the first number of a vector: only costs count."""
-    return episode.rewards[:, 1]
-
-
 def shaped(episode) -> np.ndarray:
     change = np.abs(np.diff(episode.observations, axis=0)).sum(axis=1)
     return episode.rewards - change - episode.actions.reshape(episode.length, -1).sum(axis=1)
@@ -58,30 +53,6 @@ def test_the_shaped_reward_is_learned_and_the_own_one_reported(algorithm):
     assert last.reward_mean < 0.1
     assert last.reward_parts == {"reward_learned": pytest.approx(1 - last.reward_mean)}
     assert last.evaluation.reward_mean == evaluation.reward_mean == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "pays", "returns"),
-    [
-        # Of each action 1, the vector is 1 and -3; of each step, 0 to 2 more in the second number.
-        ({"reward_weights": (4, 1)}, 1, 6.0),
-        ({"reward_weights": (2, 1)}, 0, 3.0),
-        ({"reward": f"{HERE}:cheap"}, 0, 3.0),
-        # And the cost in `info`, -2 to 0, whatever the action.
-        ({"reward_weights": (4, 1, 10), "reward_parts": ("cost",)}, 1, 6.0 - 30.0),
-    ],
-)
-def test_of_a_vector_the_number_made_of_it_is_learned(settings, pays, returns):
-    options = QUICK | {"algorithm": "reinforce"} | settings
-    with Trainer(make_config(environment_id("TwoRewards"), **options)) as trainer:
-        *_, last = trainer
-        evaluation = trainer.evaluate(episodes=10)
-    assert evaluation.reward_mean == returns
-    assert last.reward_mean == pytest.approx(returns, abs=0.3)
-    assert last.reward_parts["reward_0"] == pytest.approx(3 * pays, abs=0.3)
-    assert last.reward_parts["reward_1"] == pytest.approx(3 - 9 * pays, abs=0.9)
-    assert last.reward_parts.get("cost", -3.0) == -3.0
-    assert "reward_learned" not in last.reward_parts
 
 
 def train(folder: Path, *words: str) -> Path:

@@ -199,14 +199,6 @@ def test_memory_of_an_update(tmp_path):
     assert len(peaks) == 2 and all(0.5 < peak < 4.2 for peak in peaks)
 
 
-def test_a_large_gradient_is_clipped():
-    learner = learner_of(True, max_grad_norm=1e-3)
-    metrics = learner.update(random_episodes(True))
-    # After the first step, Adam's sum of gradients is the gradient.
-    total = np.linalg.norm(learner.parts["policy_adam"].sums[0])
-    assert metrics["gradient_norm"] > 1e-3 and total == pytest.approx(1e-3, rel=1e-3)
-
-
 def test_versions_count_updates_and_the_digest_follows_the_weights():
     learner = learner_of(False)
     assert learner.snapshot().version == 0
