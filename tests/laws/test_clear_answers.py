@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -22,10 +21,8 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run import checkpoint, checks
 from flame_rl.run.checks import (
     environment_warnings,
-    refuse_large_observations,
 )
 from flame_rl.run.results import Totals
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -34,7 +31,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
-from tests.helpers import ROOT, run_here, run_script, spec_of
+from tests.helpers import ROOT, run_here, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -154,16 +151,6 @@ def test_a_run_of_env_steps_is_not_lengthened_by_iterations(tmp_path):
         resumed_config(tmp_path, ["--resume", str(tmp_path), "--iterations", "500"])
     for words in (["--env-steps", "30"], ["--env-steps", "None", "--iterations", "500"]):
         resumed_config(tmp_path, ["--resume", str(tmp_path), *words])
-
-
-def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
-    found = checkpoint.read_checkpoint(run / "checkpoints" / "00000002.ckpt")
-    config = TrainConfig.from_data(found.config).changed(hidden_sizes=(40_000, 40_000))
-    state = checkpoint.RunState(found.totals, found.learner)
-    data = checkpoint.encode_checkpoint(state, 1.0, found.spec, config)
-    (tmp_path / "absurd.ckpt").write_bytes(data)
-    with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
-        Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
 
 
 @pytest.mark.parametrize(
@@ -468,31 +455,3 @@ def test_files_of_somebody_else_are_named_with_the_remedy(roots, flags, code, wo
     assert done.returncode == code, done.stderr
     assert words in done.stderr and "Traceback" not in done.stderr
     assert (CHOWN.format(roots) in done.stderr) == (roots != "away")
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
-def test_pictures_that_do_not_fit_into_memory_are_refused_before_the_first_episode(
-    algorithm, monkeypatch
-):
-    """Of 210 x 160 x 3 bytes; on-policy an iteration has them twice, in their order and mixed."""
-    monkeypatch.setattr(checks, "physical_bytes", lambda: 8 * 10**9)
-    twice = 1 + (algorithm == "ppo")
-    space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
-    spec = replace(spec_of(1, 2, False, "Pictures-v0"), observation_space=space)
-
-    def said(limit: int | None = None, **options) -> list[str]:
-        config = TrainConfig(algorithm=algorithm, **options)
-        return refuse_large_observations(config, replace(spec, time_limit=limit))
-
-    most = 8 * 10**9 // (100_800 * twice)
-    with pytest.raises(
-        UsageError, match=rf"--steps-per-iter: {most + 1} would take at least 8.0 GB"
-    ):
-        said(steps_per_iter=most + 1)
-    (warning,) = said(steps_per_iter=most - 1)
-    assert f"{most - 1:,} steps of Pictures-v0 take 8.0 GB" in warning
-    assert said(steps_per_iter=1000) == said(episodes_per_iter=50, limit=20) == []
-    # How long the episodes are is known as far as there is a time limit.
-    (warning,) = said(episodes_per_iter=50, limit=27_000)
-    assert "up to 1,350,000 steps of Pictures-v0 take " in warning and "--steps-per-iter" in warning
-    assert said(episodes_per_iter=50) == []

@@ -21,13 +21,10 @@ import psutil
 import pytest
 
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.actor.simulators import choose, plain
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.processes import ProcessBackend
 from flame_rl.run.checkpoint import load_newest
 from flame_rl.wire import codec
-from flame_rl.wire.messages import Environment
 from tests.helpers import (
     ROOT,
     SOON,
@@ -156,29 +153,6 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
     assert deadlines.limits(20).deadline == 300.0
 
 
-def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
-    """Also for the tests below: what the log says of every process."""
-    log = tmp_path / "log"
-    arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "4")
-    environment = {"FAULT_LOG": str(log), "FAULT_LEAK_MEGABYTES": "0"}
-    done = run_here(
-        *(*arguments, "--workers", "1", "--worker-episodes", "10"),
-        cwd=tmp_path,
-        environment=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    played = Counter(log.read_text().split())
-    assert sum(played.values()) == 4 * 16  # none is lost or played twice
-    task = 16  # at most: an iteration
-    assert len(played) >= 3 and max(played.values()) < 10 + task
-    assert retries(tmp_path / "run") == 0 and "Tasks sent again" not in done.stdout
-    (tmp_path / "same").mkdir()
-    environment["FAULT_LOG"] = str(tmp_path / "other log")
-    done = run_here(*arguments, "--workers", "0", cwd=tmp_path / "same", environment=environment)
-    assert done.returncode == 0
-    assert_same_run(tmp_path / "run", tmp_path / "same" / "run")
-
-
 def test_a_leaking_worker_is_replaced(tmp_path):
     """40 episodes leak 1.2 GB in all; a worker may have 400 MB."""
     arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "5")
@@ -275,21 +249,6 @@ def test_nothing_outlives_a_learner_that_is_killed(name, kind, seconds):
     assert left == []
 
 
-def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
-    tag = uuid.uuid4().hex
-    monkeypatch.setenv("FAULT_TAG", tag)
-    backend = ProcessBackend(1, Deadlines(60, 1000, 4096), threading.Event())
-    try:
-        backend.collect(random_snapshot(1, 2, False), request_for(environment_id("Family")))
-        assert len(survivors(tag, seconds=0)) > 1
-    finally:
-        backend.close()
-    left = survivors(tag, seconds=10)
-    for process in left:
-        process.kill()
-    assert left == []
-
-
 # Environments that hold something: a server, a port, a licence.
 
 
@@ -358,30 +317,6 @@ def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_pat
     else:
         assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
     assert not (tmp_path / "port").exists()
-
-
-def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(plain, "MAKING_SECONDS", 0.2)
-    monkeypatch.setattr(choose, "MAKING_SECONDS", 0.2)
-    environment = {"SERVER_LOG": str(tmp_path / "log"), "SERVER_MAKING": "0.6"}
-    flags = ("--iterations", "1", "--workers", "0")
-    done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
-    assert "Making the environment took 0." in done.stdout
-    assert (tmp_path / "log").read_text().count("made") == 2  # one to see whether it repeats itself
-    # A worker that has described the environment plays with the one that it made for that.
-    flags = ("--episodes-per-iter", "1", "--iterations", "1", "--workers", "1")
-    environment = {"SERVER_LOG": str(tmp_path / "another")}
-    run_here(*SERVER, *flags, "--output", "another", cwd=tmp_path, environment=environment)
-    assert (tmp_path / "another").read_text().count("made") == 3  # two of them in the fork
-    # The older it is, the more of them.
-    monkeypatch.setenv("SERVER_MAKING", "0.3")
-    simulator = plain.PlainSimulator(Environment(environment_id("Server")))
-    assert simulator.slots == 1
-    for age, slots in ((2.5, 2), (10.5, 10), (3000, 32)):
-        simulator._born = time.monotonic() - age * simulator.making_seconds
-        simulator.reset(np.arange(1), np.arange(1))
-        assert simulator.slots == slots
-    simulator.close()
 
 
 # An episode that fails every time.

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import model
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
 from flame_rl.modules.layers import Branches, Dense, layers_of
@@ -142,17 +141,6 @@ def _inputs(samples):
     return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
 
 
-def test_large_pictures_have_the_layers_that_they_have_alone():
-    policy, _ = networks(spec_of(LARGE))
-    kinds = [(layer.kind, layer.input) for layer in policy.snapshot().layers]
-    assert kinds[:3] == [("inputs", None), ("normalize", 0), ("center", 1)]
-    assert kinds[3:] == [
-        ("inputs", None),
-        *[("convolution", 1), ("relu", 1)] * 3,
-        *[("dense", None), ("relu", None), ("dense", None)],
-    ]
-
-
 def random_episodes(spec: EnvironmentSpec, seed: int):
     rng, episodes = np.random.default_rng(seed), []
     for index, length in enumerate([9, 4, 12]):
@@ -227,28 +215,6 @@ def test_the_statistics_are_those_of_each_input(algorithm):
         np.testing.assert_allclose(center.arrays["mean"], camera.mean(axis=0), rtol=1e-5)
         factor = 1 / np.sqrt(camera.var(axis=0).mean())
         np.testing.assert_allclose(center.arrays["factor"], [factor], rtol=1e-5)
-
-
-def test_a_critic_sees_all_inputs_and_the_action():
-    """The gradient for the actions is that of finite differences."""
-    torch.manual_seed(0)
-    config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
-    network = network_of(model.critic(spec_of(actions=NUMBERS), config).double())
-    rng = np.random.default_rng(0)
-    seen = np.asarray(SideBySide(tuple(columns_of(4).values())), np.float64)
-    actions = rng.standard_normal((4, 3))
-
-    def values(seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return network.outputs({"inputs": np.concatenate([seen, actions], axis=1)})[0][:, 0]
-
-    forward = network.forward({"inputs": np.concatenate([seen, actions], axis=1)})
-    gradient = forward.backward_inputs((np.ones((4, 1)),))
-    for place in range(3):
-        change = 1e-5 * np.eye(3)[place]
-        expected = (values(seen, actions + change) - values(seen, actions - change)) / 2e-5
-        np.testing.assert_allclose(gradient[:, 81 + place], expected, rtol=1e-5, atol=1e-8)
-    for part in (ARM, CAMERA, LAMP, MAP):
-        assert np.abs(gradient[:, part]).max() > 1e-5
 
 
 def test_a_branch_may_have_any_layers():

@@ -17,13 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import model
-from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.off_policy.critics import CriticEnsemble
-from flame_rl.learner.off_policy.values import ActionValues
 from flame_rl.learner.training import slices
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Episodes
@@ -133,22 +128,6 @@ def learner_of(variant: str, **options) -> Learner:
     algorithm = learner.algorithm
     algorithm.replay.add(algorithm.inner.record(episodes_of(variant)))
     return learner
-
-
-def networks_of(learner: Learner) -> list[type]:
-    """The type of each network and each target network, as many as have weights."""
-    with_networks = (TrainedNetwork, TargetNetwork)
-    found, waiting = [], [learner.algorithm.inner]
-    while waiting:
-        for value in vars(waiting.pop()).values():
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, with_networks):
-                    found.append(type(vars(each).get("network") or vars(each)["_network"]))
-                elif isinstance(each, (ActionValues, CriticEnsemble)):
-                    waiting.append(each)
-    modules = [p for p in learner.parts.values() if isinstance(p, nn.Module)]
-    assert len(found) == len([m for m in modules if "network" in dict(m.named_children())])
-    return found
 
 
 # The papers' formulas
@@ -476,9 +455,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_are_those_of_the_paper(variant):
     for activation in ("relu", "tanh", "silu") if variant in ("rainbow", "sac") else ("relu",):
-        learner = learner_of(variant, activation=activation)
-        assert set(networks_of(learner)) == {CompiledNetwork}
-        compare_steps(learner, variant)
+        compare_steps(learner_of(variant, activation=activation), variant)
 
 
 class ChangedValues(ActionValueNetwork):
@@ -517,9 +494,7 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
 
     for name, kind in CHANGED.items():
         monkeypatch.setattr(model, name, partial(changed, getattr(model, name), kind))
-    learner = learner_of(variant)
-    assert set(networks_of(learner)) == {AutogradNetwork}
-    compare_steps(learner, variant)
+    compare_steps(learner_of(variant), variant)
 
 
 # When gradient steps are taken, and how exploration falls

@@ -11,7 +11,6 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner.make import make_learner
-from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
@@ -106,21 +105,6 @@ def test_it_is_the_policy_of_an_environment_with_these_keys_alone(
         acted.append(outputs_of_steps[-1])
     assert acted[0].tobytes() == acted[1].tobytes()
     np.testing.assert_allclose(acted[0], outputs[0], rtol=1e-4, atol=1e-5)
-
-
-def test_statistics_are_those_of_its_own_numbers():
-    options = {"normalize_observations": True}
-    ours, theirs = policy_of(NUMBERS, ("goal", "speed"), **options), None
-    own = {key: NUMBERS[key] for key in ("goal", "speed")}
-    theirs = policy_of(own, (), **options)
-    _, flat = observations(NUMBERS, 8)
-    mean, std = np.random.default_rng(0).uniform(0.5, 2, (2, flat.shape[-1]))
-    ((_, whole),), ((_, part),) = normalizers_of(ours.normalizer), normalizers_of(theirs.normalizer)
-    whole.set(mean, std)
-    part.set(mean[3:], std[3:])
-    with torch.no_grad():
-        x = torch.from_numpy(flat[:, 0])
-        assert torch.equal(ours(x), theirs(x[:, 3:]))
 
 
 def test_actors_get_its_own_weights_alone_and_values_see_all():
