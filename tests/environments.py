@@ -761,13 +761,12 @@ class Poisoned(ObservationAction):
 
 
 class Server(Poisoned):
-    """Says in SERVER_LOG when it is made and closed, and by which process. It takes SERVER_MAKING
-    seconds to be made; its `close` does what SERVER_CLOSE says; where SERVER_PORT names a file,
-    only one can exist at a time, and where SERVER_RIVAL does, the one that exists plays its first
-    episode after another was refused, which makes that file."""
+    """Says in SERVER_LOG when it is made and closed, and by which process. Its `close` does what
+    SERVER_CLOSE says; where SERVER_PORT names a file, only one can exist at a time, and where
+    SERVER_RIVAL does, the one that exists plays its first episode after another was refused, which
+    makes that file."""
 
     def __init__(self) -> None:
-        time.sleep(float(os.environ.get("SERVER_MAKING", "0")))
         self.port = os.environ.get("SERVER_PORT", "")
         self.rival = os.environ.get("SERVER_RIVAL", "")
         if self.port:

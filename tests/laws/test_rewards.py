@@ -1,5 +1,4 @@
-"""Whole runs that learn from weighted parts or from a shaped reward: what is learned, what is
-reported, and the same bytes wherever they collect and however often they stop."""
+"""Runs that learn from a shaped reward, and errors that name a part and its step."""
 
 from __future__ import annotations
 
@@ -18,7 +17,6 @@ QUICK = {
     "episodes_per_iter": 20,
     "hidden_sizes": (16,),
     "learning_rate": 0.02,
-    "value_learning_rate": 0.02,
     "max_kl": 1.0,
     "warm_up_steps": 0,
     "batch_size": 32,

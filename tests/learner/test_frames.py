@@ -14,10 +14,8 @@ from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
 from tests.helpers import described, environment_id, plain, request_for
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner
@@ -129,16 +127,6 @@ def test_actors_and_learner_see_the_same(name, memory):
     whole = log_probs_of(networks.policy.network, samples)
     networks.policy.network.slice_rows = 7
     np.testing.assert_allclose(log_probs_of(networks.policy.network, samples), whole, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [([5, 1], "1 frames of 5 numbers"), ([0, 3], "3 frames of 0 numbers"), ([-4, 3], "of -4")],
-)
-def test_stacks_that_are_none_are_refused(size, words):
-    layers = (Layer("frames", {"size": np.array(size, np.int32)}),)
-    with pytest.raises(WireError, match=rf"layer 0 \(frames\): size: .*{words}"):
-        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))
 
 
 def test_a_picture_becomes_channels():

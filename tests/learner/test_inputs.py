@@ -17,7 +17,6 @@ from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire import codec
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
 from flame_rl.wire.steps import observation_columns
 from tests.helpers import together
 from tests.learners import (
@@ -231,24 +230,3 @@ def test_a_branch_may_have_any_layers():
     # A network may end with branches.
     ends = ActingPolicy(PolicySnapshot(0, layers_of(*module[:2]), Layer("categorical", {})))
     assert ends.forward(x).shape == (8, 8)
-
-
-WIDTHS = Layer("inputs", {"widths": np.array([2, 3], np.int32)})
-DENSE = {"weight": np.zeros((5, 4), np.float32), "bias": np.zeros(4, np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([Layer("dense", DENSE, input=0)], r"layer 0 \(dense\): input: 0 of 0 inputs"),
-        ([WIDTHS, Layer("tanh", {}, input=2)], r"layer 1 \(tanh\): input: 2 of 2 inputs"),
-        ([WIDTHS, Layer("tanh", {}), Layer("tanh", {}, input=0)], "input: 0 of 0 inputs"),
-        ([WIDTHS, Layer("inputs", WIDTHS.arrays, input=0)], "input: 0 of 2 inputs"),
-        ([WIDTHS, Layer("dense", DENSE, input=1)], "weight: shape"),
-        ([Layer("inputs", {"widths": np.array([0, 5], np.int32)})], "widths: .* not all at least"),
-        ([WIDTHS, Layer("inputs", {"widths": np.array([4, 3], np.int32)})], "7 numbers where 5"),
-    ],
-)
-def test_layers_of_inputs_that_do_not_fit_are_refused(layers, message):
-    with pytest.raises(WireError, match=message):
-        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))

@@ -11,12 +11,11 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner.make import make_learner
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
-from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import make_config
 
 NUMBERS = {
@@ -146,12 +145,3 @@ def test_what_cannot_be_is_refused(options, observed, text):
     settings = {"algorithm": "ppo", "policy_observations": ("arm",)} | options
     with pytest.raises(UsageError, match=text):
         make_learner(make_config("X-v0", **settings), spec)
-
-
-@pytest.mark.parametrize("places", [[-1], [5], [0, 7]])
-def test_places_outside_are_refused(places):
-    layers = (
-        Layer("select", {"places": np.array(places, np.int32), "width": np.array([5], np.int32)}),
-    )
-    with pytest.raises(WireError, match=r"layer 0 \(select\): places: .* not below 5"):
-        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))

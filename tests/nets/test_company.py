@@ -117,10 +117,9 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("width", PICTURES)
-def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
-    rng = np.random.default_rng(width)
+def layer_of(kind: str, width: int, rng: np.random.Generator) -> tuple[Layer, int]:
+    """A random layer of any kind for so many numbers, one of `PICTURES`, and the width of its
+    output."""
     sizes = {"in": width, "out": 37} | PICTURES[width]
     arrays = {
         # Above 0, as a standard deviation is.
@@ -136,11 +135,18 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
     integers |= {"places": range(0, width, 3), "width": [width]}
     arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
-    output = LAYERS[kind](**arrays).sizes().get("out", output)
+    return Layer(kind, arrays), LAYERS[kind](**arrays).sizes().get("out", output)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("width", PICTURES)
+def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
+    rng = np.random.default_rng(width)
+    layer, output = layer_of(kind, width, rng)
     weight = rng.standard_normal((width, width)).astype(np.float32)
     first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
     head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})
-    acting = ActingPolicy(PolicySnapshot(0, (first, Layer(kind, arrays)), head))
+    acting = ActingPolicy(PolicySnapshot(0, (first, layer), head))
     rows = rng.standard_normal((64, width)).astype(np.float32)
     if LAYERS[kind].state is None:
         assert_same_in_any_company(acting.forward, rows)

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from flame_rl.modules.layers import Activation, Convolution, Dense, layers_of
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
 from tests.nets.test_company import assert_same_in_any_company
 
 # Size of the pictures, and filters, width and stride of each layer.
@@ -77,35 +76,3 @@ def test_a_picture_has_the_same_bits_in_any_company(name, outputs):
     size, layers = NETWORKS[name]
     acting = ActingPolicy(snapshot_of(network(size, layers, outputs)))
     assert_same_in_any_company(acting.forward, pictures(size, 64))
-
-
-def layer(size=(6, 5), channels: int = 2, stride: int = 1, **arrays: np.ndarray) -> Layer:
-    """Two filters of 3 x 3, whose output is [4, 3, 2]."""
-    given = {
-        "weight": np.ones((3, 3, channels, 2), np.float32),
-        "bias": np.ones(2, np.float32),
-        "size": np.array(size, np.int32),
-        "stride": np.array([stride], np.int32),
-    }
-    return Layer("convolution", given | arrays)
-
-
-def dense(inputs: int) -> Layer:
-    weight = np.ones((inputs, 2), np.float32)
-    return Layer("dense", {"weight": weight, "bias": weight[0]})
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        ([layer(stride=0)], r"layer 0 \(convolution\): stride: 0, not at least 1"),
-        ([layer(size=(2, 5))], "size: pictures of 2 x 5, smaller than the filters, 3 x 3"),
-        ([layer(size=(6, 5, 2))], r"size: shape \(3,\) where \(2,\)"),
-        ([layer(weight=np.ones((3, 3, 2, 2)))], "weight: float64"),
-        ([layer(), dense(23)], r"layer 1 \(dense\): weight: shape \(23, 2\) where \(24"),
-        ([layer(), layer(size=(4, 4))], r"layer 1 .*: 32 numbers where 24 come"),
-    ],
-)
-def test_convolutions_that_do_not_fit_are_refused(layers, words):
-    with pytest.raises(WireError, match=words):
-        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
