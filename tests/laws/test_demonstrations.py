@@ -121,27 +121,6 @@ def test_a_run_learns_from_no_other_demonstrations(files, wholes, tmp_path):
     assert done.returncode == 2 and "would make it another run: --demonstrations" in done.stderr
 
 
-def test_a_dataset_of_minari_gives_the_bytes_of_a_file(files, wholes, tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari", reason="uv run --group demonstrations pytest")
-    pytest.importorskip("h5py", reason="uv run --group demonstrations pytest")
-    from minari.data_collector import EpisodeBuffer
-
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    with np.load(files / "pole.npz") as file:
-        arrays = dict(file)
-    ends = np.flatnonzero(arrays["terminations"] | arrays["truncations"]) + 1
-    names, buffers, first = ("actions", "rewards", "terminations", "truncations"), [], 0
-    for number, end in enumerate(ends):
-        steps = [list(arrays[name][first:end]) for name in names]
-        seen = list(arrays["observations"][first + number : end + number + 1])
-        buffers.append(EpisodeBuffer(number, None, None, seen, *steps))
-        first = end
-    with pytest.warns(UserWarning):
-        minari.create_dataset_from_buffers("mine/pole-v0", buffers, env="CartPole-v1")
-    other = train(tmp_path, "bc", files, demonstrations="mine/pole-v0")
-    assert_same_run(other, wholes("bc"))
-
-
 @pytest.mark.parametrize("run", ["bc", "dqn"])
 def test_a_run_with_a_replay_memory_is_demonstrations(run, files, wholes, tmp_path):
     """All of its episodes, as its journal has them."""
