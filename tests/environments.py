@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import struct
@@ -205,32 +206,6 @@ class BrightCatch(Catch):
         return small.repeat(4, axis=0).repeat(8, axis=1)
 
 
-class Direction(Base):
-    """A dot goes one place to the left or to the right around a ring of nine, drawn in a picture of
-    3 x 9; at the second of two steps the action that names its direction pays. Where the dot is
-    says nothing about it."""
-
-    observation_space = spaces.Box(0, 255, (3, 9), np.uint8)
-    horizon = 2
-
-    def first_observation(self):
-        self.place = int(self.np_random.integers(9))
-        self.right = int(self.np_random.integers(2))
-        return self.picture()
-
-    def next_observation(self):
-        self.place = (self.place + (1 if self.right else -1)) % 9
-        return self.picture()
-
-    def reward(self, action) -> float:
-        return float(self.t == 1 and action == self.right)
-
-    def picture(self) -> np.ndarray:
-        picture = np.zeros((3, 9), np.uint8)
-        picture[1, self.place] = 255
-        return picture
-
-
 class BooleanCatch(Catch):
     """The same as bool with a channel for the ball and one for the paddle."""
 
@@ -361,6 +336,27 @@ class WithoutSeed(Base):
         return super().reset()
 
 
+def happen(kind: str) -> None:
+    """What an environment may do to its process."""
+    match kind:
+        case "raise":
+            raise RuntimeError("the robot fell over")
+        case "hang":
+            time.sleep(3600)
+        case "hang in C":  # without giving other threads of the process a chance
+            ctypes.PyDLL(None).sleep(3600)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "chdir":
+            os.chdir(os.environ["FAULT_FOLDER"])
+        case "segfault":
+            ctypes.string_at(0)
+
+
 class Misbehaving(Base):
     """Does what the `fault` says, at step 2."""
 
@@ -378,8 +374,6 @@ class Misbehaving(Base):
         if self.marker:
             Path(self.marker).touch()
         match self.fault:
-            case "raise":
-                raise RuntimeError("the robot fell over")
             case "nan-observation":
                 observation = observation * np.nan
             case "nan-reward":
@@ -390,16 +384,8 @@ class Misbehaving(Base):
                 observation = np.zeros(2, np.float32)
             case "text":
                 reward = "much"
-            case "hang":
-                time.sleep(3600)
-            case "exit":
-                sys.exit(3)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "segfault":
-                import ctypes
-
-                ctypes.string_at(0)
+            case other:
+                happen(other)
         return observation, reward, terminated, truncated, info
 
 
@@ -429,14 +415,6 @@ class OneIsSlow(Base):
     def reward(self, action) -> float:
         time.sleep(self.seconds)
         return 1.0
-
-
-class SlowReset(Base):
-    """A reset takes much longer than the one step after it."""
-
-    def reset(self, *, seed=None, options=None):
-        time.sleep(0.15)
-        return super().reset(seed=seed, options=options)
 
 
 class Waiting(Base):
@@ -562,19 +540,6 @@ class TwoInputs(Base):
 
     def reward(self, action) -> float:
         return float(action == 2 * self.right + self.up)
-
-
-class DrawnInputs(TwoInputs):
-    """The same, which can be drawn, and says a word beside."""
-
-    observation_space = spaces.Dict(TwoInputs.observation_space.spaces | {"said": spaces.Text(5)})
-    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 5}
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def render(self):
-        return np.repeat(self.observation["camera"], 3, axis=2)
 
 
 class TwoInputsAndNumbers(TwoInputs):
@@ -722,16 +687,6 @@ class OfGym:
     """Of no class of Gymnasium's."""
 
 
-class FailingLate(Base):
-    """NaN from the 41st step of all its objects on."""
-
-    steps: ClassVar[int] = 0
-
-    def reward(self, action) -> float:
-        FailingLate.steps += 1
-        return float("nan") if FailingLate.steps > 40 else 1.0
-
-
 def only_one() -> Base:
     """The same object at every call."""
     return _ONLY
@@ -799,43 +754,19 @@ class Poisoned(ObservationAction):
             if not marker or not Path(marker).exists():
                 if marker:
                     Path(marker).touch()
-                self.happen(os.environ.get("FAULT_KIND", ""))
+                kind = os.environ.get("FAULT_KIND", "")
+                self.enormous = kind == "enormous"
+                happen(kind)
         return 1.7e308 if self.enormous else super().reward(action)
-
-    def happen(self, kind: str) -> None:
-        match kind:
-            case "raise":
-                raise RuntimeError("the robot fell over")
-            case "hang":
-                time.sleep(3600)
-            case "enormous":
-                self.enormous = True
-            case "hang in C":  # without giving other threads of the process a chance
-                import ctypes
-
-                ctypes.PyDLL(None).sleep(3600)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "exit":
-                raise SystemExit(3)
-            case "interrupt":
-                raise KeyboardInterrupt
-            case "chdir":
-                os.chdir(os.environ["FAULT_FOLDER"])
-            case "segfault":
-                import ctypes
-
-                ctypes.string_at(0)
 
 
 class Server(Poisoned):
-    """Says in SERVER_LOG when it is made and closed, and by which process. It takes SERVER_MAKING
-    seconds to be made; its `close` does what SERVER_CLOSE says; where SERVER_PORT names a file,
-    only one can exist at a time, and where SERVER_RIVAL does, the one that exists plays its first
-    episode after another was refused, which makes that file."""
+    """Says in SERVER_LOG when it is made and closed, and by which process. Its `close` does what
+    SERVER_CLOSE says; where SERVER_PORT names a file, only one can exist at a time, and where
+    SERVER_RIVAL does, the one that exists plays its first episode after another was refused, which
+    makes that file."""
 
     def __init__(self) -> None:
-        time.sleep(float(os.environ.get("SERVER_MAKING", "0")))
         self.port = os.environ.get("SERVER_PORT", "")
         self.rival = os.environ.get("SERVER_RIVAL", "")
         if self.port:
@@ -881,13 +812,6 @@ class Leaking(ObservationAction):
 
 
 _LEAK: list[bytes] = []
-
-
-class NumberAsTextReward(Base):
-    horizon = 5
-
-    def reward(self, action) -> float:
-        return "1.5" if self.t == 2 else 1.0
 
 
 class Family(ObservationAction):
@@ -1034,15 +958,6 @@ class TableOfRewards(TwoRewards):
 _ONLY = Base()
 
 
-class Wrong(Base):
-    """Returns what `value` makes of each observation, at its third step."""
-
-    horizon = 5
-
-    def next_observation(self):
-        return self.value(ONE) if self.t == 3 else ONE
-
-
 class AlteredParts(Parts):
     """The `info` of its second step is another one."""
 
@@ -1068,12 +983,6 @@ _VARIANTS = {
         # In float16 a million is infinite.
         "WithoutBounds": spaces.Box(-np.inf, np.inf, (2,), np.float16),
     },
-    (Wrong, "value"): {
-        "ObjectObservation": lambda env, observation: np.array([object()], object),
-        "ComplexObservation": lambda env, observation: observation + 1j,
-        "NumberAsTextObservation": lambda env, observation: np.array(["1.5"]),
-        "RaggedObservation": lambda env, observation: [[1.0], [2.0, 3.0]],
-    },
     (AlteredParts, "info"): {
         "WithoutCost": {"gain": 1.0},
         "WithoutInfo": None,
@@ -1082,7 +991,6 @@ _VARIANTS = {
         "CostOfTwo": {"gain": 1.0, "cost": np.ones(2)},
     },
     (WholeNumbers, "wrong"): {"Fractions": 7.5, "Beyond": 256.0, "NotANumber": np.nan},
-    (Recall, "horizon"): {"Recall10": 10, "Recall30": 30},
     (Endless, "horizon"): {"Unlimited": 1 << 60},
 }
 
@@ -1097,7 +1005,7 @@ def _register() -> None:
         for name, value in values.items():
             globals()[name] = type(name, (base,), {attribute: value, "__module__": __name__})
     own = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Base)]
-    for cls in {*own} - {Misbehaving, Broken, Wrong, AlteredParts}:
+    for cls in {*own} - {Misbehaving, Broken, AlteredParts}:
         limit = {Endless: 7, SlowlyDrawn: 8}.get(cls)
         gymnasium.register(f"{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)
     parts = "missing below above float list short nan shape bits mode text"

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from flamepy.core.types import FlameContext
 from flamepy.proto import frontend_pb2 as requests
 from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
+from tests.forks import Forked
 from tests.memory_flame import MemoryFlame, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,23 +275,16 @@ class Finished:
             return [float(row["collecting_seconds"]) for row in csv.DictReader(file)]
 
 
-def start(
-    project: Path, folder: Path, environment: dict[str, str], *flags: str
-) -> subprocess.Popen[str]:
+def start(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Forked:
     """Start main.py in `folder`, which is HOME too, so that no ~/.flame is read."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLAME_")}
     output = () if "--resume" in flags else ("--output", str(folder / "run"))
-    return subprocess.Popen(
-        [sys.executable, str(project / "main.py"), *flags, *output],
-        cwd=folder,
-        env=inherited | environment | {"HOME": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env = inherited | environment | {"HOME": str(folder)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Forked(project / "main.py", (*flags, *output), folder, env, **pipes)
 
 
-def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 1200) -> Finished:
+def finish(process: Forked, folder: Path, seconds: float = 1200) -> Finished:
     try:
         out, err = process.communicate(timeout=seconds)
     finally:

@@ -182,11 +182,6 @@ class Silent(Free):
         raise AssertionError("an episode is played")
 
 
-class Listing(Free):
-    def compute_reward(self, achieved_goal, desired_goal, info):
-        return np.zeros(2)
-
-
 class Dividing(Free):
     def compute_reward(self, achieved_goal, desired_goal, info):
         return np.nan
@@ -213,6 +208,6 @@ class Informed(Free):
 
 for kind in (Bits, MaskedGoals, Ending):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=BITS)
-for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Listing, Dividing, Informed):
+for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Dividing, Informed):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=8)
 gymnasium.register("Counted-v0", Counted, max_episode_steps=8)

@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ from flame_rl.wire.messages import (
 )
 from flame_rl.wire.steps import step_columns
 from tests.environments import Base
+from tests.forks import Forked
 
 # Seconds in which a process ends that was told to, on a slow machine with much other work; it takes
 # a second or two where it is alone.
@@ -217,29 +219,34 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def start_main(
     *arguments: str, cwd: Path, environment: dict[str, str] | None = None, **pipes
-) -> subprocess.Popen[str]:
-    """main.py as a user runs it, without any Flame configuration of this machine."""
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "main.py"), *arguments],
-        cwd=cwd,
-        env=clean_environment(cwd) | (environment or {}),
-        text=True,
-        **pipes,
-    )
+) -> Forked | subprocess.Popen[str]:
+    """main.py as a user runs it, without any Flame configuration of this machine: in a fork, but
+    where PYTHONPATH has stand-ins for libraries, by Python anew."""
+    script, env = ROOT / "main.py", clean_environment(cwd) | (environment or {})
+    if "PYTHONPATH" not in (environment or {}):
+        return Forked(script, arguments, cwd, env, **pipes)
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=env, text=True, **pipes)
 
 
 def run_main(
     *arguments: str, cwd: Path, timeout: float = 1200, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`start_main`, and wait for its end."""
-    process = start_main(
-        *arguments,
-        cwd=cwd,
-        environment=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = start_main(*arguments, cwd=cwd, environment=environment, **pipes)
     output, errors = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def run_script(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run this code with these arguments in a fork."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = Forked(Path(file.name), words, cwd, clean_environment(cwd), **pipes)
+        output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 

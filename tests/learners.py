@@ -16,8 +16,7 @@ from flame_rl.learner.demonstrations.conversion import flattened
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.make import make_learner as learner_of_config
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.network import Loss, Samples
-from flame_rl.learner.training.slices import mean_gradient
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
@@ -97,13 +96,6 @@ def compiled_and_by_autograd(
         forward.backward(tuple(of_outputs), gradient)
         results.append((*forward.outputs, gradient))
     return list(zip(*results, strict=True))
-
-
-def step_down(trained: TrainedNetwork, samples: Samples, loss: Loss, rate: float) -> dict:
-    """One step of Adam down a mean loss; returns the loss's numbers."""
-    numbers = mean_gradient(trained.network, samples, loss, trained.adam.gradient)
-    trained.adam.step(rate)
-    return numbers
 
 
 def random_episodes(continuous: bool, masked: bool = False) -> Episodes:

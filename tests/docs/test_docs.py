@@ -8,7 +8,7 @@ import inspect
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.presets import PRESETS
-from tests.docs.in_project import run_code, run_commands, run_in, run_script
 from tests.docs.test_packages import skip_without
+from tests.forks import Forked
 from tests.helpers import ROOT, clean_environment
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -97,7 +97,7 @@ def test_a_worked_example_works(project, name, whole):
 
     def catch_up() -> None:
         if waiting:
-            run(project, run_commands, waiting)
+            run(project, of_commands(waiting))
             waiting.clear()
 
     for language, text in blocks(ROOT / "docs" / f"{name}.md"):
@@ -108,7 +108,7 @@ def test_a_worked_example_works(project, name, whole):
             case "python" if writes:
                 write(project, text)
             case "python" if whole or not any(name in text for name in COMPARED):
-                run(project, run_code, text)
+                run(project, text)
             case "python":
                 pass
             case "diff":
@@ -145,10 +145,10 @@ def test_a_page_works_with_its_packages(project, name, packages):
     lines = "".join(text for _, text in found if WITH in text).replace(packages, "").splitlines()
     scripts = [line.removeprefix(SCRIPT) for line in lines if line.startswith(SCRIPT)]
     for script in scripts:
-        run(project, run_script, script)
+        run(project, (project / script).read_text())
     commands = [words_of(line) for line in lines if not line.startswith(SCRIPT)]
     assert commands
-    run(project, run_commands, [shortened(words) for words in commands])
+    run(project, of_commands([shortened(words) for words in commands]))
 
 
 def write(project: Path, text: str) -> None:
@@ -203,7 +203,7 @@ def test_the_page_of_pictures_works(project, group):
         commands = [shortened(words) for words in commands]
     else:
         commands = [with_values(words) for words in commands]
-    run(project, run_commands, commands)
+    run(project, of_commands(commands))
     assert group != "own" or (project / "runs" / "catch" / "metrics.csv").exists()
 
 
@@ -238,9 +238,19 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-def run(project: Path, function: Callable[..., None], argument: object) -> None:
+def of_commands(commands: list[list[str]]) -> str:
+    """Code that runs commands of main.py one after another."""
+    return f"import main\nfor words in {commands}:\n    assert main.run_command(words) == 0, words"
+
+
+def run(project: Path, code: str) -> None:
+    """In that folder, as if Python had been started there."""
+    (project / "block.py").write_text(code)
     environment = clean_environment(project) | {"PYTHONPATH": str(project)}
-    run_in(project, environment, function, argument)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = Forked(project / "block.py", (), project, environment, **pipes)
+    printed = process.communicate(timeout=1200)
+    assert process.returncode == 0, "\n".join([code, *printed])
 
 
 def change(project: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from flame_rl.run.iteration import training_request
 from flame_rl.run.results import Totals
 from tests.helpers import run_here
 from tests.learners import make_config
-from tests.runs import assert_same_run
 
 RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
 QUICK = {
@@ -44,11 +42,7 @@ QUICK = {
 }
 
 
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("algorithm", ["reinforce", slow("ppo"), "dqn"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "dqn"])
 @pytest.mark.parametrize(("number", "best"), [(True, 3.5), (False, 2.5)])
 def test_the_best_return_is_found_with_and_without_a_number(algorithm, number, best):
     config = make_config(RELAY, algorithm=algorithm, agent_number=number, **QUICK)
@@ -62,10 +56,9 @@ def test_the_best_return_is_found_with_and_without_a_number(algorithm, number, b
     assert last.episodes == 30 * 20 * 2 and last.env_steps == 30 * 20 * 7
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", slow("ppo")])
-def test_one_agents_end_has_no_value_and_anothers_time_limit_has(algorithm):
+def test_one_agents_end_has_no_value_and_anothers_time_limit_has():
     options = QUICK | {"value_epochs": 10, "iterations": 40}
-    config = make_config(RELAY, algorithm=algorithm, agent_number=True, **options)
+    config = make_config(RELAY, algorithm="a2c", agent_number=True, **options)
     with Trainer(config) as trainer:
         for _ in trainer:
             pass
@@ -105,38 +98,6 @@ def train(folder: Path, *words: str, environment: dict[str, str] | None = None) 
 
 
 SMALL = ("--iterations", "4", "--hidden-sizes", "8", "--checkpoint-every", "1", "--local")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("env", "algorithm"),
-    [("pettingzoo.sisl.multiwalker_v9", "sac"), ("mpe2.simple_spread_v3", "dqn")],
-)
-def test_pettingzoos_own_environments_have_the_same_bytes(env, algorithm, tmp_path):
-    pytest.importorskip(env, reason="uv run --group agents pytest", exc_type=ImportError)
-    flags = ("--env", env, "--algorithm", algorithm, "--steps-per-iter", "300", *SMALL)
-    flags += ("--warm-up-steps", "400", "--updates-per-step", "0.1", "--agent-number")
-    flags += ("--max-episode-steps", "60", "--evaluate-every", "2", "--output", "run")
-    whole = train(tmp_path / "whole", *flags, "--workers", "0")
-    stopped = train(tmp_path / "stopped", *flags, "--workers", "3", "--iterations", "2")
-    train(tmp_path / "stopped", "--resume", "run", "--iterations", "4")
-    assert_same_run(stopped, whole)
-
-
-@pytest.mark.parametrize("workers", [slow("1"), "3"])
-def test_an_overlapped_run_and_a_killed_worker_change_no_byte(workers, tmp_path):
-    """One worker dies in the midst of an environment's episode, when one agent has ended."""
-    flags = ("--env", RELAY, "--algorithm", "ppo", "--episodes-per-iter", "11", *SMALL)
-    flags += ("--output", "run", "--overlap", "True")
-    whole = train(tmp_path / "whole", *flags, "--workers", "2")
-    marker = tmp_path / "died"
-    again = train(
-        tmp_path / "again", *flags, "--workers", workers, environment={"RELAY_DIES": str(marker)}
-    )
-    assert marker.exists()
-    assert_same_run(again, whole)
-    with (again / "timing.csv").open() as file:
-        assert sum(int(row["retries"]) for row in csv.DictReader(file)) == 1
 
 
 @pytest.fixture(scope="module")

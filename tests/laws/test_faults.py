@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import csv
 import os
 import re
@@ -15,7 +14,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,31 +21,19 @@ import psutil
 import pytest
 
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.actor.simulators import choose, plain
-from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.supervisor import Limits, Worker
-from flame_rl.backends import deadlines as deadlines_module
-from flame_rl.backends import inline
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.processes import ProcessBackend
-from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import load_newest
-from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import Environment, Episodes
 from tests.helpers import (
     ROOT,
     SOON,
     environment_id,
-    episode_of,
     random_snapshot,
     request_for,
     run_here,
-    spec_of,
     start_main,
-    together,
 )
-from tests.learners import make_learner
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors
 
 pytestmark = pytest.mark.faults
@@ -92,15 +78,8 @@ def wait_until(condition, seconds: float = 600) -> None:
 # Workers that die, hang, leak.
 
 
-OVERLAP = ("--algorithm", "ppo", "--overlap", "True")
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [pytest.param((), id=""), pytest.param(OVERLAP, id="overlap", marks=pytest.mark.slow)],
-)
-def test_six_workers_killed_in_a_run(flags, tmp_path):
-    arguments = (*RUN, "--iterations", "20", *flags)
+def test_six_workers_killed_in_a_run(tmp_path):
+    arguments = (*RUN, "--iterations", "20")
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
     process = start_main(
@@ -126,7 +105,7 @@ def test_six_workers_killed_in_a_run(flags, tmp_path):
     assert f"Tasks sent again: {retries(run)}\n" in output
 
 
-@pytest.mark.parametrize(("workers", "deadline"), [(1, 10), (2, 600)])
+@pytest.mark.parametrize(("workers", "deadline"), [(1, 5), (2, 600)])
 def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers, deadline):
     """Where another worker has nothing to do, it need not be waited for."""
     began = time.monotonic()
@@ -138,7 +117,7 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers,
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 300 and (tmp_path / "marker").exists()
     if workers == 1:
-        assert time.monotonic() - began > 10
+        assert time.monotonic() - began > deadline
         assert retries(tmp_path / "run") == 1 and "Tasks sent again: 1\n" in done.stdout
     assert_same_run(tmp_path / "run", clean)
 
@@ -172,48 +151,6 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
     assert deadlines.limits(20).deadline == 1600.0
     deadlines.succeeded(20, 30.0)
     assert deadlines.limits(20).deadline == 300.0
-
-
-def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
-    """The longest task is the longest that succeeded: otherwise each hang waits ten times longer
-    than the one before."""
-    monkeypatch.setattr(deadlines_module, "FIRST_SECONDS", 10.0)
-    monkeypatch.setattr(deadlines_module, "LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.0)
-    for name, value in (poison("hang", seed="any") | {"FAULT_MARKER": str(tmp_path / "m")}).items():
-        monkeypatch.setenv(name, str(value))
-    deadlines = Deadlines(None, episodes=1000, megabytes=4096)
-    backend = ProcessBackend(1, deadlines, threading.Event())
-    try:
-        request = request_for(environment_id("Poisoned"), [0])
-        collected = backend.collect(random_snapshot(1, 2, False), request)
-    finally:
-        backend.close()
-    assert collected.retries == 1
-    assert deadlines.limits().deadline < 10.0
-
-
-def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
-    """Also for the tests below: what the log says of every process."""
-    log = tmp_path / "log"
-    arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "4")
-    environment = {"FAULT_LOG": str(log), "FAULT_LEAK_MEGABYTES": "0"}
-    done = run_here(
-        *(*arguments, "--workers", "1", "--worker-episodes", "10"),
-        cwd=tmp_path,
-        environment=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    played = Counter(log.read_text().split())
-    assert sum(played.values()) == 4 * 16  # none is lost or played twice
-    task = 16  # at most: an iteration
-    assert len(played) >= 3 and max(played.values()) < 10 + task
-    assert retries(tmp_path / "run") == 0 and "Tasks sent again" not in done.stdout
-    (tmp_path / "same").mkdir()
-    environment["FAULT_LOG"] = str(tmp_path / "other log")
-    done = run_here(*arguments, "--workers", "0", cwd=tmp_path / "same", environment=environment)
-    assert done.returncode == 0
-    assert_same_run(tmp_path / "run", tmp_path / "same" / "run")
 
 
 def test_a_leaking_worker_is_replaced(tmp_path):
@@ -312,21 +249,6 @@ def test_nothing_outlives_a_learner_that_is_killed(name, kind, seconds):
     assert left == []
 
 
-def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
-    tag = uuid.uuid4().hex
-    monkeypatch.setenv("FAULT_TAG", tag)
-    backend = ProcessBackend(1, Deadlines(60, 1000, 4096), threading.Event())
-    try:
-        backend.collect(random_snapshot(1, 2, False), request_for(environment_id("Family")))
-        assert len(survivors(tag, seconds=0)) > 1
-    finally:
-        backend.close()
-    left = survivors(tag, seconds=10)
-    for process in left:
-        process.kill()
-    assert left == []
-
-
 # Environments that hold something: a server, a port, a licence.
 
 
@@ -365,20 +287,12 @@ def test_environments_are_closed_after_ctrl_c(tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        pytest.param("hang", "close within", marks=pytest.mark.slow),
-        ("raise", "Server-v0: close raised RuntimeError: no such window"),
-    ],
-)
-def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, monkeypatch, capfd):
-    for module in (supervisor, inline):
-        monkeypatch.setattr(module, "CLOSE_SECONDS", 1.0)
-    environment = {"SERVER_CLOSE": kind}
+def test_a_close_that_fails_costs_a_word(workers, clean, tmp_path, capfd):
+    environment = {"SERVER_CLOSE": "raise"}
     flags = ("--workers", workers, "--iterations", str(ITERATIONS))
     done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
     assert done.returncode == 0
+    words = "Server-v0: close raised RuntimeError: no such window"
     assert words in done.stderr + capfd.readouterr().err
     assert_same_run(tmp_path / "run", clean)
 
@@ -405,52 +319,19 @@ def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_pat
     assert not (tmp_path / "port").exists()
 
 
-@pytest.mark.parametrize(("workers", "slots"), [("0", "3"), ("2", "9")])
-def test_slots_change_no_byte(slots, workers, clean, tmp_path):
-    done = run_here(*RUN, "--workers", workers, "--slots", slots, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert_same_run(tmp_path / "run", clean)
-
-
-def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(plain, "MAKING_SECONDS", 0.2)
-    monkeypatch.setattr(choose, "MAKING_SECONDS", 0.2)
-    environment = {"SERVER_LOG": str(tmp_path / "log"), "SERVER_MAKING": "0.6"}
-    flags = ("--iterations", "1", "--workers", "0")
-    done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
-    assert "Making the environment took 0." in done.stdout
-    assert (tmp_path / "log").read_text().count("made") == 2  # one to see whether it repeats itself
-    # A worker that has described the environment plays with the one that it made for that.
-    flags = ("--episodes-per-iter", "1", "--iterations", "1", "--workers", "1")
-    environment = {"SERVER_LOG": str(tmp_path / "another")}
-    run_here(*SERVER, *flags, "--output", "another", cwd=tmp_path, environment=environment)
-    assert (tmp_path / "another").read_text().count("made") == 3  # two of them in the fork
-    # The older it is, the more of them.
-    monkeypatch.setenv("SERVER_MAKING", "0.3")
-    simulator = plain.PlainSimulator(Environment(environment_id("Server")))
-    assert simulator.slots == 1
-    for age, slots in ((2.5, 2), (10.5, 10), (3000, 32)):
-        simulator._born = time.monotonic() - age * simulator.making_seconds
-        simulator.reset(np.arange(1), np.arange(1))
-        assert simulator.slots == slots
-    simulator.close()
-
-
 # An episode that fails every time.
 
 
-def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str]):
+def fail_on_one_episode(kind: str, tmp_path: Path, words: list[str]):
     """Runs into it; gives the flags of the run and of the command that was printed."""
-    seed = reset_seed(7, ITERATION, index)
-    size = ("--episodes-per-iter", str(max(16, index + 1)))
-    arguments = (*RUN, *size, "--output", "my run")
-    done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind, seed))
+    arguments = (*RUN, "--output", "my run")
+    done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind))
     assert done.returncode == 1
     for word in [
         "failed in 3 attempts",
         "environment tests.environments:Poisoned-v0",
-        f"iteration {ITERATION}, episode {index}",
-        f"seed {seed}",
+        f"iteration {ITERATION}, episode {INDEX}",
+        f"seed {SEED}",
         *words,
     ]:
         assert word in done.stderr, word
@@ -459,8 +340,8 @@ def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str])
     assert rows(tmp_path / "my run") == 1 + ITERATION
     (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
     command = shlex.split(command)
-    assert command == ["--resume", "my run", "--reproduce", str(index)]
-    return arguments, command, poison(kind, seed)
+    assert command == ["--resume", "my run", "--reproduce", str(INDEX)]
+    return arguments, command, poison(kind)
 
 
 def mended_goes_on(arguments, tmp_path: Path) -> None:
@@ -472,14 +353,13 @@ def mended_goes_on(arguments, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "my run", tmp_path / "clean" / "my run")
 
 
-@pytest.mark.parametrize("index", [INDEX, pytest.param(120, marks=pytest.mark.slow)])
-def test_an_episode_that_raises_every_time(index, tmp_path):
+def test_an_episode_that_raises_every_time(tmp_path):
     words = ["Traceback", "environments.py", "RuntimeError: the robot fell over", "step 2"]
-    arguments, command, fault = fail_on_one_episode("raise", index, tmp_path, words)
+    arguments, command, fault = fail_on_one_episode("raise", tmp_path, words)
     before = (tmp_path / "my run" / "metrics.csv").read_bytes()
     again = run_here(*command, cwd=tmp_path, environment=fault)
     assert again.returncode == 1
-    for word in [*words, f"iteration {ITERATION}, episode {index}", f"seed {fault['FAULT_SEED']}"]:
+    for word in [*words, f"iteration {ITERATION}, episode {INDEX}", f"seed {fault['FAULT_SEED']}"]:
         assert word in again.stderr
     assert (tmp_path / "my run" / "metrics.csv").read_bytes() == before
     mended = run_here(*command, cwd=tmp_path)
@@ -489,53 +369,13 @@ def test_an_episode_that_raises_every_time(index, tmp_path):
 
 def test_an_episode_that_crashes_every_time(tmp_path):
     words = ["died by SIGSEGV", "Fatal Python error: Segmentation fault", "environments.py"]
-    arguments, command, fault = fail_on_one_episode("segfault", INDEX, tmp_path, words)
+    arguments, command, fault = fail_on_one_episode("segfault", tmp_path, words)
     process = start_main(*command, cwd=tmp_path, environment=fault, stdout=subprocess.DEVNULL)
     assert process.wait(600) == -signal.SIGSEGV  # in one process: under a debugger, if one likes
     mended_goes_on(arguments, tmp_path)
 
 
 # Values that cannot be learned from.
-
-
-def episode(observation: float, index: int = 0) -> Episodes:
-    actions = np.array([0, 1, 1], np.int32)
-    observations = np.full((4, 1), observation, np.float32)
-    rewards = np.array([0.0, 1.0, 0.5])
-    return together([episode_of(index, observations, actions, rewards, True, False)])
-
-
-def learner_for(**options) -> Learner:
-    spec = spec_of(1, 2, False)
-    plain = {"baseline": "none", "normalize_observations": False, "max_kl": 1e9}
-    return make_learner(spec, hidden_sizes=(6,), activation="relu", **plain, **options)
-
-
-def set_learning_rate(learner: Learner, rate: float) -> None:
-    algorithm = learner.algorithm
-    learner.algorithm = replace(algorithm, config=algorithm.config.changed(learning_rate=rate))
-
-
-@pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])
-def test_an_update_that_would_not_be_finite_is_refused_and_can_be_undone(rate):
-    learner = learner_for()
-    for _ in range(3):
-        learner.update(episode(0.7))
-    before = copy.deepcopy(learner.state_dict())
-    set_learning_rate(learner, rate)
-    enormous = episode(1e38 if rate == 1e-2 else 0.7)
-    with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
-        for _ in range(5):
-            kept = copy.deepcopy(learner.state_dict())
-            learner.update(enormous)
-    learner.load_state_dict(kept)
-    after = learner.state_dict()
-    assert all(np.array_equal(after[name], kept[name]) for name in after)
-    assert all(np.isfinite(array).all() for array in after.values())
-    # And it goes on from there.
-    learner.load_state_dict(before)
-    set_learning_rate(learner, 1e-2)
-    learner.update(episode(0.7))
 
 
 def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path):
@@ -559,32 +399,19 @@ def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path)
     assert_same_run(run, tmp_path / "clean" / "run")
 
 
-@pytest.mark.parametrize("rate", ["1e38", "1e20"])
-def test_an_absurd_learning_rate_ends_in_a_message(rate, tmp_path):
-    done = run_here(*RUN, "--learning-rate", rate, "--workers", "0", cwd=tmp_path)
-    run = tmp_path / "run"
-    if done.returncode == 0:  # each update was undone, or was enormous and finite to the end
-        with (run / "metrics.csv").open() as file:
-            undone = sum(float(row["update_scale"]) == 0 for row in csv.DictReader(file))
-        assert (f"  Updates undone: {undone};" in done.stdout) == (undone > 0)
-        assert undone == ITERATIONS or rate == "1e20"
-    else:
-        assert done.returncode == 1 and "the update was refused" in done.stderr
-        assert "learning rate" in done.stderr
-    assert all(np.isfinite(array).all() for array in saved_weights(run).values())
-    assert load_newest(run)[1] == []
-
-
 # Ctrl-C and SIGTERM.
 
 
 def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> None:
     """One signal, after so many rows if `moment` is an integer, otherwise seconds."""
     tag = uuid.uuid4().hex
+    environment = SLOWLY | {"FAULT_TAG": tag}
+    if not isinstance(moment, int):  # Python's own start is part of it
+        environment["PYTHONPATH"] = str(ROOT)
     process = start_main(
         *(*WHOLE, "--workers", "2", "--output", "run"),
         cwd=tmp_path,
-        environment=SLOWLY | {"FAULT_TAG": tag},
+        environment=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

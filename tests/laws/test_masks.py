@@ -3,8 +3,6 @@ learned."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -86,18 +84,3 @@ def test_a_policy_outside_needs_the_mask(algorithm, tmp_path):
     plain = make_config("cartpole", **OPTIONS | {"workers": 0})
     with Trainer(plain) as trainer, pytest.raises(ValueError, match="trained without masks"):
         trainer.compute_action(np.zeros(4, np.float32), action_mask=np.ones(2))
-
-
-def test_a_run_from_before_masks_goes_on_without_them(tmp_path):
-    """Its configuration does not name them."""
-    flags = ("--env", "Taxi-v4", "--episodes-per-iter", "2", "--hidden-sizes", "4", "--local")
-    flags += ("--max-episode-steps", "20", "--workers", "0", "--output", "run")
-    done = run_here(*flags, "--no-action-mask", "--iterations", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for path in tmp_path.glob("run/config.json"):
-        saved = json.loads(path.read_text())
-        del saved["experiment"]["action_mask"]
-        path.write_text(json.dumps(saved))
-    done = run_here("--resume", "run", "--iterations", "2", "--local", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Action masks: ignored" in done.stdout

@@ -1,17 +1,13 @@
-"""The laws for every ability: the same bytes on any number of workers, whoever dies, after a stop,
-and on Flame."""
+"""The laws for every ability: the same bytes on any number of workers, whoever dies, and after a
+stop."""
 
 from __future__ import annotations
-
-import shutil
-from pathlib import Path
 
 import pytest
 
 from flame_rl import Trainer
 from flame_rl.settings.algorithms import ALGORITHMS, Hindsight, settings_class
-from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, environment_id
+from tests.helpers import environment_id
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
 from tests.runs import SMALL
 
@@ -35,32 +31,28 @@ INPUTS, NUMBERS = environment_id("TwoInputs"), environment_id("TwoInputsAndNumbe
 # By ability: an environment, an algorithm, and what else is set.
 ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
     "memory": [
-        (WANDERING, "reinforce", GRU),
         (WANDERING, "a2c", LSTM),
-        (WANDERING, "ppo", GRU),
         (WANDERING, "ppo", LSTM | OVERLAP),
     ],
     "pictures": [
         (PICTURE, "ppo", {"frame_stack": 3}),
         (PICTURE, "ppo", GRU | OVERLAP),
         (PICTURE, "dqn", {"n_step": 3, "prioritized": True}),
-        (PICTURE, "dqn", {"frame_stack": 3}),
-        (PICTURE, "successor", {"frame_stack": 2}),
         (PICTURE, "r2d2", GRU | {"frame_stack": 2}),
     ],
     "inputs": [
-        (INPUTS, "ppo", {"frame_stack": 2}),
         (INPUTS, "ppo", GRU | OVERLAP),
         (INPUTS, "ppo", LOSSES),
         (INPUTS, "dqn", {"n_step": 3, "prioritized": True}),
         (INPUTS, "ppo", OVERLAP | {"policy_observations": ("camera",)}),
-        (NUMBERS, "sac", {"normalize_observations": True}),
-        (NUMBERS, "sac", {"policy_observations": ("arm", "lamp")}),
+        (
+            NUMBERS,
+            "sac",
+            {"normalize_observations": True, "policy_observations": ("arm", "lamp")},
+        ),
     ],
     "losses": [
         (WANDERING, "reinforce", LOSSES),
-        (WANDERING, "a2c", LOSSES | OVERLAP),
-        (WANDERING, "ppo", LOSSES),
         (WANDERING, "ppo", LOSSES | GRU),
     ],
     "masks": [
@@ -105,6 +97,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
         (RAGGED, "ppo", {"reward_parts": ("left",)}),
         (RAGGED, "sac", {"agent_number": True}),
         (RELAY, "dqn", {"evaluate_every": 2}),
+        (RELAY, "ppo", OVERLAP),
         (RAGGED, "a2c", GRU),
     ],
     "rewards": [
@@ -159,108 +152,3 @@ def test_every_algorithm_that_has_an_ability_is_here():
     assert named["goals"] == {
         name for name in ALGORITHMS if issubclass(settings_class(name), Hindsight)
     }
-
-
-def test_a_policy_with_a_memory_begins_each_episode_anew():
-    with Trainer(make_config(WANDERING, algorithm="ppo", workers=0, **SMALL | GRU)) as trainer:
-        trainer.train()
-        with pytest.raises(ValueError, match="episode: none has begun"):
-            trainer.compute_action([0.5])
-        actions = []
-        for _ in range(2):
-            trainer.begin_episode()
-            actions.append([float(trainer.compute_action([x])[0]) for x in (0.5, 0.5, -1)])
-    assert actions[0] == actions[1] and actions[0][0] != actions[0][1]
-
-
-ROBOT = """
-import gymnasium
-import numpy as np
-
-class Robot(gymnasium.Env):
-    observation_space = gymnasium.spaces.Dict(
-        arm=gymnasium.spaces.Box(-1, 1, (2,)),
-        camera=gymnasium.spaces.Box(0, 255, (3, 6, 6), np.uint8),
-        task=gymnasium.spaces.Text(9),
-    )
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.seen(), {}
-
-    def seen(self):
-        arm = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        camera = self.np_random.integers(0, 256, (3, 6, 6), np.uint8)
-        return {"arm": arm, "camera": camera, "task": "reach"}
-
-    def step(self, action):
-        self.t += 1
-        return self.seen(), float(action), self.t == 5, False, {}
-
-gymnasium.register("Robot-v0", Robot)
-"""
-SHORT = ("--episodes-per-iter", "9", "--iterations", "2", "--hidden-sizes", "6")
-# By ability: files for the user's folder, flags, what the run says, and whether the first file
-# travels.
-ON_FLAME = {
-    "masks": (
-        {"masked.py": "tests/masked.py"},
-        ("--env", "masked:MaskedChoices-v0", "--algorithm", "ppo", *SHORT),
-        'Action masks: info["action_mask"]',
-        True,
-    ),
-    "agents": (
-        {"relay_v0.py": "tests/agents/relay_v0.py"},
-        (
-            *("--env", "relay_v0", "--algorithm", "dqn", "--warm-up-steps", "80"),
-            *("--agent-number", "--updates-per-step", "0.2", *SHORT),
-        ),
-        "Agents: 2, with an episode and a return each",
-        True,
-    ),
-    "inputs": (
-        {"robot.py": ROBOT},
-        ("--env", "robot:Robot-v0", "--observe", "camera", "arm", "--algorithm", "ppo", *SHORT),
-        "a picture of 6 x 6, channels: 3 (they come first, and are put last) and 2 numbers",
-        True,
-    ),
-    "losses": (
-        {"prediction.py": "docs/losses.md"},
-        (
-            *("--env", "cartpole", "--algorithm", "ppo", "--shared-torso", *SHORT),
-            *("--auxiliary", "prediction:NextObservation", "--auxiliary-weights", "0.1"),
-        ),
-        "CartPole",
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "ability",
-    [name if name != "losses" else pytest.param(name, marks=pytest.mark.slow) for name in ON_FLAME],
-)
-def test_flame_gives_the_same_bytes(ability, memory, project, local, tmp_path):
-    files, flags, said, travels = ON_FLAME[ability]
-    if ability == "agents":
-        pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
-    ((name, source),) = files.items()
-    if source is ROBOT:
-        (project / name).write_text(ROBOT)
-    elif source.endswith(".md"):
-        (project / name).write_text(block_of(ROOT / source, name))
-    else:
-        shutil.copy(ROOT / source, project)
-    finished = run_on(project, tmp_path, memory.environment, *flags)
-    assert finished.code == 0, finished.err
-    assert "using Flame Runner" in finished.out and said in finished.out and finished.err == ""
-    assert finished.metrics == local(*flags)
-    assert (name in memory.memory.uploaded_package()) == travels
-    memory.assert_nothing_left()
-
-
-def block_of(page: Path, name: str) -> str:
-    """A file that a page of docs/ writes."""
-    return page.read_text().split(f"```python\n# {name}\n")[1].split("```")[0]

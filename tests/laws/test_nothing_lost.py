@@ -115,8 +115,7 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
     ("stderr", "stdout"),
     [
         ("full", "closed pipe"),
-        ("closed", "full"),
-        pytest.param("full", "closed", marks=pytest.mark.slow),
+        pytest.param("closed", "full", marks=pytest.mark.slow),
     ],
 )
 def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
@@ -150,12 +149,9 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
-    trap = f"trap '' {number.name[3:]}; exec {sys.executable} {ROOT / 'main.py'}"
-    flags = (*RUN, "--iterations", "30", "--workers", "0", "--output", "run")
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
+    trap = f"trap '' HUP; exec {sys.executable} {ROOT / 'main.py'}"
+    flags = (*RUN, "--iterations", "10", "--workers", "0", "--output", "run")
     process = subprocess.Popen(
         ["bash", "-c", f"{trap} {' '.join(flags)}"],
         cwd=tmp_path,
@@ -166,49 +162,14 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
     time.sleep(1)  # bash has set its trap, and Python begins
     limit = time.monotonic() + 600
     while not (tmp_path / "run" / "metrics.csv").exists() and time.monotonic() < limit:
-        process.send_signal(number)
+        process.send_signal(signal.SIGHUP)
         time.sleep(0.1)
-    process.send_signal(number)
+    process.send_signal(signal.SIGHUP)
     assert process.wait(600) == 0
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 31
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 11
 
 
 # Half an update
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "at", "error"), [("reinforce", 2, MemoryError), ("ppo", 7, KeyboardInterrupt)]
-)
-def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
-    error, algorithm, at, monkeypatch
-):
-    """At a step of the policy, while the values may learn in another thread."""
-    options = {"local": True, "workers": 0, "episodes_per_iter": 8, "iterations": 4}
-    config = TrainConfig(algorithm=algorithm, **options)
-    with Trainer(config) as trainer:
-        expected = [result.weights_digest for result in trainer]
-    with Trainer(config) as trainer:
-        found = [trainer.train().weights_digest]
-        state = copy.deepcopy(trainer.learner.state_dict())
-        count = 0
-
-        def fail():
-            nonlocal count
-            count += threading.current_thread() is threading.main_thread()
-            if count == at:
-                raise error("in the middle")
-
-        with monkeypatch.context() as patch:
-            # Before every step.
-            patch.setattr(compiled, "end_if_stopped", fail)
-            patch.setattr(compiled, "_ONE_CALL", 1)
-            with pytest.raises(error):
-                trainer.train()
-        assert trainer.totals.iterations == 1
-        after = trainer.learner.state_dict()
-        assert all(np.array_equal(after[name], state[name]) for name in state)
-        found += [result.weights_digest for result in trainer]
-    assert found == expected
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -286,28 +247,6 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, mon
 
 
 # The best checkpoint
-
-
-def test_the_best_checkpoint_is_the_policy_that_had_the_score(tmp_path):
-    flags = ("--env", "cartpole", "--iterations", "7", "--episodes-per-iter", "6", "--workers", "0")
-    done = run_here(*flags, "--checkpoint-every", "100", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
-    with Trainer(config.changed(output=None)) as trainer:
-        snapshots, rewards = [trainer.learner.snapshot()], []
-        for result in trainer:
-            rewards.append(result.reward_mean)
-            snapshots.append(trainer.learner.snapshot())
-    best = int(np.argmax(rewards))
-    assert best not in (0, 6), "the test needs a run whose best iteration is in between"
-    found = checkpoint.read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
-    assert found.score == rewards[best] and found.totals.iterations == best
-    with Trainer.load(tmp_path / "run", best=True, local=True, workers=0) as trainer:
-        for layer, expected in zip(
-            trainer.learner.snapshot().layers, snapshots[best].layers, strict=True
-        ):
-            for name, array in expected.arrays.items():
-                np.testing.assert_array_equal(layer.arrays[name], array)
 
 
 # Other people's files

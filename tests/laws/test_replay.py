@@ -3,14 +3,10 @@ they stop, and whatever fails in between."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +20,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import clean_environment, contents, environment_id, run_here
+from tests.helpers import contents, environment_id, run_here
 from tests.runs import assert_same_run, rows
 
 pytestmark = pytest.mark.faults
@@ -97,7 +93,7 @@ def short_segments() -> Iterator[None]:
 
 
 # The gradient steps at which a copy of the whole run's folder is taken, as a kill would leave it.
-MOMENTS = (1, 25, 50)
+MOMENTS = (1, 40)
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +146,6 @@ def happen_before_descents(monkeypatch, events: dict[int, Callable[[], None]]) -
 # The same bytes
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
-def test_the_number_of_workers_changes_no_byte(algorithm, workers, wholes, tmp_path):
-    """For the others, tests/laws/test_matrix.py says so."""
-    assert_same(train(tmp_path, algorithm, workers=workers), wholes(algorithm))
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
     """In the middle of some update."""
@@ -169,49 +158,15 @@ def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
         assert_same(killed, whole)
 
 
-KILLED = """
-import os, signal, sys
-from flame_rl.learner.algorithms.dqn import DQN
-import main
-
-step, steps = DQN.step, 0
-
-def counted(self, samples, generator, decay):
-    global steps
-    steps += 1
-    if steps == 30:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, samples, generator, decay)
-
-DQN.step = counted
-sys.argv[0] = "main.py"
-main.main()
-"""
-
-
-def test_a_learner_that_is_killed_goes_on(wholes, tmp_path):
-    command = [sys.executable, "-c", KILLED, *flags_of("dqn"), "--output", "run"]
-    environment = clean_environment(tmp_path)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    run = tmp_path / "run"
-    newest = max((run / "replay").iterdir())
-    newest.write_bytes(newest.read_bytes() + b"flameRP2" + bytes(range(100)))
-    resume(run)
-    # That process made segments of the usual length.
-    assert_same_run(run, wholes("dqn"))
-
-
-@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
-def test_an_interrupted_run_goes_on(algorithm, wholes, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on(wholes, tmp_path, monkeypatch):
     """By SIGINT in the middle of an update."""
     with monkeypatch.context() as patch:
         happen_before_descents(patch, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        done = run_here(*flags_of(algorithm), "--output", "run", cwd=tmp_path)
+        done = run_here(*flags_of("sac"), "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert rows(tmp_path / "run") < 1 + ITERATIONS
     resume(tmp_path / "run")
-    assert_same(tmp_path / "run", wholes(algorithm))
+    assert_same(tmp_path / "run", wholes("sac"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -353,12 +308,12 @@ def test_a_run_that_failed_is_resumed(failure, wholes, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "rate"), [("dqn", 1e3), ("sac", 1e3), *((name, 1e37) for name in ALGORITHMS)]
+    ("algorithm", "rate"), [("sac", 1e3), *((name, 1e37) for name in ("dqn", "r2d2", "sac"))]
 )
 def test_a_network_that_diverges_is_refused(algorithm, rate, tmp_path):
     """TD errors that are not finite are no priorities, and a temperature may be infinite."""
     options = {"learning_rate": rate}
-    if algorithm in ("ddpg", "td3", "sac"):
+    if algorithm == "sac":
         options["value_learning_rate"] = rate
     done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=tmp_path)
     assert "Traceback" not in done.stderr
@@ -389,18 +344,6 @@ def test_evaluating_touches_no_experience_and_reads_none(wholes, tmp_path, monke
     done = run_here("evaluate", "run", "--episodes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert opened == [] and contents(run / "replay") == before
-
-
-def test_a_trainer_that_goes_on_from_a_run_folder_leaves_it_as_it_is(wholes, tmp_path):
-    run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
-    (run / "checkpoints" / "00000008.ckpt").unlink()
-    before = contents(run / "replay")
-    whole = digests(run)
-    with contextlib.chdir(run / "checkpoints"):
-        for path in (run, run / "checkpoints" / "00000006.ckpt", Path("00000006.ckpt"), Path("..")):
-            with Trainer.load(path) as trainer:
-                assert [result.weights_digest for result in trainer] == whole[6:]
-    assert contents(run / "replay") == before
 
 
 def damage(folder: Path, how: str) -> None:
@@ -474,33 +417,6 @@ def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
     assert contents(run / "replay") == before
     with Trainer.load(run, iterations=ITERATIONS + 1) as trainer:
         assert len(list(trainer)) == 1
-
-
-def test_a_trainer_without_a_folder_deletes_segments_that_nothing_needs(
-    wholes, tmp_path, monkeypatch
-):
-    """It goes on after a failed update, and from what it saved."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    whole, path = digests(wholes("sarsa")), tmp_path / "saved.ckpt"
-    with Trainer(config_of("sarsa")) as trainer:
-        for iteration in range(ITERATIONS):
-            with monkeypatch.context() as patch:
-                nan_rewards(patch, trainer, at=5)
-                if iteration > 2:
-                    with pytest.raises(RunError, match="the update was refused"):
-                        trainer.train()
-            needed = trainer.learner.algorithm.replay.store.oldest
-            assert trainer.train().weights_digest == whole[iteration]
-            if iteration == 5:
-                trainer.save(path)
-        (folder,) = tmp_path.glob("flame-rl-replay-*/replay")
-        kept = contents(folder)
-    assert kept.items() <= contents(wholes("sarsa") / "replay").items()
-    # The state before the last update may be restored.
-    first, second, *_ = sorted(int(name[:12]) for name in kept)
-    assert 0 < first <= needed < second
-    with Trainer.load(path) as trainer:
-        assert [result.weights_digest for result in trainer] == whole[6:]
 
 
 def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
-from tests.helpers import environment_id, run_here, run_main, spec_of, start_main
+from tests.helpers import environment_id, run_here, spec_of, start_main
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
@@ -104,8 +104,7 @@ def begin_or_resume(folder: Path, flags: tuple[str, ...] = WHOLE) -> tuple[str, 
     return (*flags, "--output", "run")
 
 
-@pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_path):
+def test_killed_and_resumed_is_the_run_that_never_stopped(whole, tmp_path):
     """While it is written, nobody else may have it."""
 
     def refused() -> None:
@@ -115,7 +114,7 @@ def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_pat
         assert "error: another process is writing the run in run;" in done.stderr
         assert (tmp_path / "run" / "config.json").read_bytes() == before
 
-    assert kill_and_go_on(tmp_path, [moment], before_kill=refused) == 1
+    assert kill_and_go_on(tmp_path, [8], before_kill=refused) == 1
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", whole)
@@ -126,7 +125,7 @@ def test_killed_while_it_collected_ahead(tmp_path):
     (tmp_path / "whole").mkdir()
     done = run_here(*flags, "--workers", "1", "--output", "run", cwd=tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    assert kill_and_go_on(tmp_path, [3, 9], flags=flags) == 2
+    assert kill_and_go_on(tmp_path, [6], flags=flags) == 1
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", tmp_path / "whole" / "run")
@@ -152,9 +151,7 @@ NO_RESULT = (
 )
 
 
-@pytest.mark.parametrize(
-    "flags", [(), ("--workers", "3"), NO_RESULT], ids=["none", "3 workers", "many"]
-)
+@pytest.mark.parametrize("flags", [(), NO_RESULT], ids=["none", "many"])
 def test_flags_that_change_no_result_are_taken_and_none_is_needed(flags, killed, whole, tmp_path):
     done = run_here("--resume", "run", *flags, cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -228,12 +225,8 @@ def of_another(algorithm: str) -> bytes:
     [
         ({"seed": 8}, "not that of the run's checkpoint: --seed 7 in the run, 8 now"),
         ({"learning_rate": 0.5}, "not that of the run's checkpoint: --learning-rate 0.01"),
-        ({"env": None}, "config.json"),
-        ({"seed": "7"}, "config.json"),
         ({"gamma": "much"}, "config.json"),
         (of_another("ppo"), "--algorithm reinforce in the run, ppo now"),
-        (of_another("dqn"), "--algorithm reinforce in the run, dqn now"),
-        (b"", "config.json"),
         (b"\x80\xff\x00", "config.json"),
         (b'{"env": null}', "config.json"),
         (b"[" * 100_000, "config.json"),
@@ -395,17 +388,6 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
-def test_another_kernel_and_instruction_set_are_pointed_out(killed, tmp_path):
-    """As another family of processors has; the run folder and its checkpoints say which it was."""
-    start = json.loads((killed / "starts.jsonl").read_text().splitlines()[0])
-    kernels = {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default"}
-    done = run_main("--resume", "run", cwd=tmp_path, environment=kernels)
-    assert done.returncode == 0
-    for name, now in (("BLAS kernel", "Nehalem"), ("torch's instruction set", "DEFAULT")):
-        then = start["versions"][name]
-        assert f"made with {name} {then}, this is {now}: results may differ" in done.stderr
-
-
 SPEC = spec_of(1, 2, False)
 
 
@@ -455,24 +437,3 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         for folder in ("run", "whole")
     ]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
-
-
-def test_a_run_from_before_there_was_a_default_limit_goes_on_without_one(tmp_path):
-    """Its configuration does not name what came with it."""
-    run = ("--env", environment_id("Long"), "--local", "--workers", "0", "--output", "run")
-    run += ("--max-episode-steps", "0", "--episodes-per-iter", "2", "--iterations", "1")
-    done = run_here(*run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    path = tmp_path / "run" / "config.json"
-    saved = json.loads(path.read_text())
-    assert (
-        saved["experiment"].pop("first_episodes") and saved["experiment"]["max_episode_steps"] == 0
-    )
-    saved["experiment"]["max_episode_steps"] = None
-    path.write_text(json.dumps(saved))
-    before = (tmp_path / "run" / "metrics.csv").read_bytes()
-    done = run_here("--resume", "run", "--iterations", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "1,000 steps" not in done.stdout + done.stderr
-    after = (tmp_path / "run" / "metrics.csv").read_bytes()
-    assert after.startswith(before) and float(after.splitlines()[2].split(b",")[7]) > 1000

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import os
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from gymnasium import spaces
 import model
 from flame_rl.learner import make as learners
 from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.training import autograd, device, slices
-from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
+from flame_rl.learner.training import autograd, device
+from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import computing_on, in_training, network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -229,43 +228,6 @@ def same(left, right) -> None:
         assert ours.tobytes() == theirs.tobytes()
 
 
-@kinds
-def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
-    """Also after the module has changed."""
-    made = networks(observations, actions, memory=memory)
-    samples = samples_of(observations, actions)
-    for module in made:
-        direct = network_of(module)
-        with computing_on(CPU):
-            twin = network_of(module)
-        kind = SequenceNetwork if memory != "none" else AutogradNetwork
-        assert type(direct) is type(twin) is kind
-        before = computed(twin, samples)
-        same(before, computed(direct, samples))
-        change(module)
-        if module is made[1]:
-            module.scale.fill_(3.0)
-        after = computed(twin, samples)
-        same(after, computed(direct, samples))
-        assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
-
-
-def test_a_critics_twin_gives_the_gradient_for_the_action():
-    spec = EnvironmentSpec("X-v0", PICTURE, ACTIONS["gaussian"])
-    torch.manual_seed(0)
-    config = make_config("X-v0", algorithm="td3", hidden_sizes=(8,), activation="tanh")
-    critic = model.critic(spec, config)
-    rng = np.random.default_rng(0)
-    inputs = rng.integers(0, 256, (9, 63)).astype(np.float32)
-    gradients = []
-    for place in (None, CPU):
-        with computing_on(place):
-            forward = network_of(critic).forward({"inputs": inputs})
-        gradients.append(forward.backward_inputs((np.ones((9, 1), np.float32),)))
-    assert gradients[0][:, 60:].any()
-    same(gradients[:1], gradients[1:])
-
-
 def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):
     """Without computing: for that, torch would import its compiler."""
     seen, (policy, _) = fetched_from(monkeypatch), networks(VECTOR)
@@ -294,25 +256,6 @@ def fetched_from(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
-@pytest.mark.slow  # because torch imports its compiler for that
-@kinds
-def test_everything_is_moved_to_the_device(observations, memory, actions, monkeypatch):
-    """On `meta` nothing is computed, but torch refuses tensors of two devices."""
-    seen = fetched_from(monkeypatch)
-    made = networks(observations, actions, memory=memory)
-    samples = samples_of(observations, actions)
-    with computing_on(META):
-        chosen = list(map(network_of, made))
-    for module, network in zip(made, chosen, strict=True):
-        network.outputs(samples)
-        forward = network.forward(samples)
-        slopes = [np.ones(each.shape, np.float32) for each in forward.outputs]
-        forward.backward(slopes, np.zeros(sum(p.numel() for p in module.parameters())))
-        assert {p.device for p in module.parameters()} == {CPU}
-    assert {tensor.device for tensor in seen} == {META}
-    assert len(seen) == 2 * (2 + 1) + 2
-
-
 def test_compiled_networks_are_for_the_cpu():
     config = make_config("X-v0", algorithm="dqn", hidden_sizes=(8,))
     made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
@@ -322,34 +265,6 @@ def test_compiled_networks_are_for_the_cpu():
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
         assert (type(chosen[0]) is CompiledNetwork) is (place is None)
-
-
-def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
-    policy, _ = networks(PICTURE)
-    here, there = (
-        AutogradNetwork(policy, lambda m, s: (m(s["inputs"]),), place) for place in (None, CPU)
-    )
-    assert there.slice_rows > 8 * here.slice_rows
-    pool = []
-    monkeypatch.setattr(slices, "_threads", lambda cores: pool.append(cores) or NoThreads)
-    monkeypatch.setattr(slices, "available_cores", lambda: 2)
-    pictures = {"inputs": samples_of(PICTURE, "categorical")["inputs"]}
-    results = []
-    for network in (here, there):
-        network.slice_rows = 1
-        results += slices.outputs(network, pictures)
-        assert pool == [2]  # half of the fifteen slices by a thread, and on the card none
-    same(results[:1], results[1:])
-
-
-class NoThreads:
-    """A pool that computes at once."""
-
-    @staticmethod
-    def submit(function, *arguments):
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")

@@ -14,15 +14,11 @@ from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.run.policy import Policy
-from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
 from tests.helpers import described, environment_id, plain, request_for
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
-from tests.learners import OF_CONTINUOUS_ACTIONS, ON_POLICY, make_learner
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K = 4
@@ -133,84 +129,16 @@ def test_actors_and_learner_see_the_same(name, memory):
     np.testing.assert_allclose(log_probs_of(networks.policy.network, samples), whole, atol=1e-5)
 
 
-def test_a_sample_of_impala_is_what_its_batch_was():
-    """The log-probabilities of sequences from replay against those of whole episodes."""
-    learner = make_learner(
-        described(environment_id("Wandering")),
-        algorithm="impala",
-        frame_stack=K,
-        hidden_sizes=(9,),
-        sequence_length=1,
-    )
-    inner, store = learner.algorithm.inner, learner.algorithm.replay.store
-    learner.update(played(learner, "Wandering"))
-    policy, episodes = learner.parts["policy"], played(learner, "Wandering")
-    with torch.no_grad():
-        policy.network[-1].weight *= 100  # a new policy hardly depends on observations
-    samples = policy_samples(make_batch(episodes, frames=K))
-    learner.algorithm.replay.add(inner.record(episodes))
-    policy.normalizer.set(np.full(policy.normalizer.observation_dim, 3.0), np.ones(1))
-    now = log_probs_of(AutogradNetwork(policy), samples)
-    view = inner.view(store, np.arange(store.steps - len(now), store.steps))
-    view["log_probs"] = now[:, None]
-    numbers = inner.step(view, np.random.default_rng(0), 1.0)
-    np.testing.assert_allclose(numbers["importance"], 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algorithm, overlap):
-    options = {"overlap": overlap} if algorithm != "reinforce" else {}
-    learner = make_learner(
-        described(environment_id("Catch")),
-        algorithm=algorithm,
-        frame_stack=3,
-        hidden_sizes=(8,),
-        max_kl=1e-12,
-        **options,
-    )
-    metrics = learner.update(played(learner, "Catch"))
-    assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_who_learns_from_stacks(algorithm):
-    if algorithm in OF_CONTINUOUS_ACTIONS:
-        spec = described(environment_id("Wandering"))
-        with pytest.raises(UsageError, match=f"--frame-stack: 2, and {algorithm} learns from one"):
-            make_learner(spec, algorithm=algorithm, frame_stack=2)
-        return
-    options = {"warm_up_steps": 0, "batch_size": 16, "updates_per_step": 0.02, "capacity": 2000}
-    spec = described(environment_id("Catch"))
-    learner = make_learner(spec, algorithm=algorithm, frame_stack=3, hidden_sizes=(8,), **options)
-    episodes = played(learner, "Catch")
-    assert episodes.observations.shape == (40 * 10, 50)  # each frame once
-    assert np.isfinite(list(learner.update(episodes).values())).all()
-
-
-def test_an_agent_stacks_what_it_observes():
-    spec = described(environment_id("Catch"))
-    learner = make_learner(spec, algorithm="ppo", frame_stack=2, hidden_sizes=(8,))
-    agent = Policy(learner.snapshot(), spec)
-    with pytest.raises(ValueError, match="episode: none has begun"):
-        agent.act(np.zeros((10, 5), np.uint8))
-    agent.begin()
-    assert agent.act(np.zeros((10, 5), np.uint8)) in range(3)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [([5, 1], "1 frames of 5 numbers"), ([0, 3], "3 frames of 0 numbers"), ([-4, 3], "of -4")],
-)
-def test_stacks_that_are_none_are_refused(size, words):
-    layers = (Layer("frames", {"size": np.array(size, np.int32)}),)
-    with pytest.raises(WireError, match=rf"layer 0 \(frames\): size: .*{words}"):
-        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))
-
-
 def test_a_picture_becomes_channels():
     """The newest frame of a place is its last channel, as in a stack of NumPy's along the end."""
     frames = torch.arange(2 * 3 * 24).reshape(2, 3, 24)  # three frames of 4 x 3 x 2
     got = FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
     expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
+def test_learners_of_continuous_actions_refuse_stacks(algorithm):
+    spec = described(environment_id("Wandering"))
+    with pytest.raises(UsageError, match=f"--frame-stack: 2, and {algorithm} learns from one"):
+        make_learner(spec, algorithm=algorithm, frame_stack=2)

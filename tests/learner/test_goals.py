@@ -117,7 +117,6 @@ def train(name: str, **options) -> None:
         ("Paid", r"compute_reward .* gives -1.0 where a step gave -1.*wrapper that changes"),
         ("Ending", r"compute_terminated .* gives False where a step gave True"),
         ("Silent", "has no compute_reward.*add the method"),
-        ("Listing", r"returned float64 of shape \(2,\) for a goal"),
         ("Dividing", "returned nan for the achieved goal"),
         ("Informed", r"raised KeyError: 'paid'; it is called with goals and an empty info"),
         ("CartPole-v1", "observations that are a Dict with achieved_goal and desired_goal"),

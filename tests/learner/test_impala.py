@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -137,34 +135,3 @@ def test_every_step_counts_alike():
         expected = np.concatenate([g.reshape(-1).numpy() for g in gradients])
         actual = learner.parts[f"{name}_adam"].gradient
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("algorithm", ["impala", "ppo"])
-def test_probabilities_are_those_of_what_the_masks_allow(algorithm):
-    """Those that are recorded, and those of an update before its first step; and an update is as
-    large as it says."""
-    spec = replace(spec_of(3, 4, False), action_mask="info")
-    options = {"warm_up_steps": 0, "normalize_observations": False, "epochs": 1, "minibatches": 1}
-    learner = make_learner(spec, algorithm=algorithm, learning_rate=0.01, max_kl=9.0, **options)
-    episodes = random_episodes(False, masked=True)
-
-    def log_probs():
-        found = []
-        for episode in episodes:
-            with torch.no_grad():
-                logits = learner.parts["policy"](torch.from_numpy(episode.observations)).numpy()
-            for step, action in enumerate(episode.actions):
-                byte = int(episode.columns["action_masks"][step, 0])
-                allowed = [logits[step, a] for a in range(4) if byte >> (7 - a) & 1]
-                found.append(logits[step, action] - np.log(np.exp(allowed).sum()))
-        return np.array(found)
-
-    before = log_probs()
-    metrics = learner.update(episodes)
-    if algorithm == "impala":
-        store = learner.algorithm.replay.store
-        stored = store.read(store.rows(np.arange(store.steps)))["log_probs"]
-        np.testing.assert_allclose(stored, before, rtol=1e-4, atol=1e-5)
-    else:
-        ratio = log_probs() - before
-        assert 1e-6 < metrics["kl"] == pytest.approx((np.exp(ratio) - 1 - ratio).mean(), rel=1e-2)

@@ -9,19 +9,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import model
-from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import in_training, network_of
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
-from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
-from flame_rl.modules.networks import ValueNetwork
+from flame_rl.modules.layers import Branches, Dense, layers_of
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire import codec
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
 from flame_rl.wire.steps import observation_columns
 from tests.helpers import together
 from tests.learners import (
@@ -145,83 +140,6 @@ def _inputs(samples):
     return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
 
 
-def test_a_memory_remembers_both():
-    policy, _ = networks(spec_of(), memory="lstm", memory_size=6)
-    flat = np.asarray(SideBySide(tuple(columns_of(32).values()))).reshape(4, 8, 81)
-    acting = ActingPolicy(policy.snapshot())
-    states = acting.states(8)
-    with torch.no_grad():
-        expected = policy(torch.from_numpy(flat)).numpy()
-    acted = [acting.forward(observations, states) for observations in flat]
-    np.testing.assert_allclose(acted, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("space", [SPACE, LARGE])
-def test_neighbours_in_a_batch_change_no_bit(space):
-    policy, _ = networks(spec_of(space), frame_stack=2)
-    acting = ActingPolicy(policy.snapshot())
-    flat = np.asarray(SideBySide(tuple(columns_of(24, space=space).values())))
-    whole = acting.forward(flat, acting.states(24))
-    order = np.random.default_rng(0).permutation(24)
-    assert acting.forward(flat[order], acting.states(24)).tobytes() == whole[order].tobytes()
-    alone = acting.forward(np.tile(flat[5], (8, 1)), acting.states(8))
-    assert alone[3].tobytes() == whole[5].tobytes()
-
-
-def test_large_pictures_have_the_layers_that_they_have_alone():
-    policy, _ = networks(spec_of(LARGE))
-    kinds = [(layer.kind, layer.input) for layer in policy.snapshot().layers]
-    assert kinds[:3] == [("inputs", None), ("normalize", 0), ("center", 1)]
-    assert kinds[3:] == [
-        ("inputs", None),
-        *[("convolution", 1), ("relu", 1)] * 3,
-        *[("dense", None), ("relu", None), ("dense", None)],
-    ]
-
-
-def test_slices_of_several_inputs_give_the_same_gradient():
-    """From bytes and numbers apart, or from float32 side by side."""
-    policy, _ = networks(spec_of())
-    whole = SideBySide(tuple(columns_of(20).values()))
-    network = network_of(policy)
-    actions = np.arange(20, dtype=np.int32) % 5
-    gradients = []
-    for inputs in (whole, np.asarray(whole)):
-        forward = network.forward({"inputs": inputs, "actions": actions})
-        gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        forward.backward((np.ones(20, np.float32), 0.3), gradient)
-        gradients.append(gradient)
-    assert gradients[0].tobytes() == gradients[1].tobytes()
-    assert (gradients[0] != 0).mean() > 0.3
-
-
-def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
-    """One of the user's own, which is compiled."""
-    torch.manual_seed(0)
-    nothing = torch.nn.Identity(), torch.nn.Identity()
-    value = ValueNetwork(nothing, [Dense(81, 6), Activation("tanh"), Dense(6, 1)])
-    value.scale.fill_(2.0)
-    whole = SideBySide(tuple(columns_of(9).values()))
-    network = in_training(value).network
-    assert type(network) is CompiledNetwork
-    (got,) = network.outputs({"inputs": network.prepare(whole)})
-    with torch.no_grad():
-        expected = value(torch.from_numpy(np.asarray(whole))).numpy()
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_another_device_gets_bytes_as_bytes():
-    """Its twin gives what the CPU gives."""
-    policy, _ = networks(spec_of())
-    whole = SideBySide(tuple(columns_of(9).values()))
-    samples = {"inputs": whole, "actions": np.zeros(9, np.int32)}
-    there = AutogradNetwork(policy, device=torch.device("cpu"))
-    for got, expected in zip(
-        there.outputs(samples), network_of(policy).outputs(samples), strict=True
-    ):
-        np.testing.assert_array_equal(got, expected)
-
-
 def random_episodes(spec: EnvironmentSpec, seed: int):
     rng, episodes = np.random.default_rng(seed), []
     for index, length in enumerate([9, 4, 12]):
@@ -298,28 +216,6 @@ def test_the_statistics_are_those_of_each_input(algorithm):
         np.testing.assert_allclose(center.arrays["factor"], [factor], rtol=1e-5)
 
 
-def test_a_critic_sees_all_inputs_and_the_action():
-    """The gradient for the actions is that of finite differences."""
-    torch.manual_seed(0)
-    config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
-    network = network_of(model.critic(spec_of(actions=NUMBERS), config).double())
-    rng = np.random.default_rng(0)
-    seen = np.asarray(SideBySide(tuple(columns_of(4).values())), np.float64)
-    actions = rng.standard_normal((4, 3))
-
-    def values(seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return network.outputs({"inputs": np.concatenate([seen, actions], axis=1)})[0][:, 0]
-
-    forward = network.forward({"inputs": np.concatenate([seen, actions], axis=1)})
-    gradient = forward.backward_inputs((np.ones((4, 1)),))
-    for place in range(3):
-        change = 1e-5 * np.eye(3)[place]
-        expected = (values(seen, actions + change) - values(seen, actions - change)) / 2e-5
-        np.testing.assert_allclose(gradient[:, 81 + place], expected, rtol=1e-5, atol=1e-8)
-    for part in (ARM, CAMERA, LAMP, MAP):
-        assert np.abs(gradient[:, part]).max() > 1e-5
-
-
 def test_a_branch_may_have_any_layers():
     """What a user may put there: dense layers for the numbers, and a branch for each of two."""
     torch.manual_seed(0)
@@ -334,29 +230,3 @@ def test_a_branch_may_have_any_layers():
     # A network may end with branches.
     ends = ActingPolicy(PolicySnapshot(0, layers_of(*module[:2]), Layer("categorical", {})))
     assert ends.forward(x).shape == (8, 8)
-
-
-WIDTHS = Layer("inputs", {"widths": np.array([2, 3], np.int32)})
-DENSE = {"weight": np.zeros((5, 4), np.float32), "bias": np.zeros(4, np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([Layer("dense", DENSE, input=0)], r"layer 0 \(dense\): input: 0 of 0 inputs"),
-        ([WIDTHS, Layer("tanh", {}, input=2)], r"layer 1 \(tanh\): input: 2 of 2 inputs"),
-        ([WIDTHS, Layer("tanh", {}), Layer("tanh", {}, input=0)], "input: 0 of 0 inputs"),
-        ([WIDTHS, Layer("inputs", WIDTHS.arrays, input=0)], "input: 0 of 2 inputs"),
-        ([WIDTHS, Layer("dense", DENSE, input=1)], "weight: shape"),
-        ([Layer("inputs", {"widths": np.array([0, 5], np.int32)})], "widths: .* not all at least"),
-        ([WIDTHS, Layer("inputs", {"widths": np.array([4, 3], np.int32)})], "7 numbers where 5"),
-    ],
-)
-def test_layers_of_inputs_that_do_not_fit_are_refused(layers, message):
-    with pytest.raises(WireError, match=message):
-        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
-
-
-def test_a_snapshot_without_inputs_has_no_word_of_them():
-    policy, _ = networks(spec_of(SPACE["camera"]))
-    assert b'"input"' not in codec.encode_snapshot(policy.snapshot())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +14,9 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.settings.algorithms import loss_name
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
-from tests.helpers import episode_of, together
 from tests.learners import ON_POLICY, learner_of, random_episodes
 
 HERE = "tests.learner.test_losses"
@@ -245,64 +242,12 @@ def test_the_kl_limit_holds_for_all_that_moves_the_policy(algorithm):
     assert min(shortened) < 1
 
 
-class Product(nn.Module):
-    """Reads the product of two numbers from the features, which have it only if they are taught."""
-
-    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
-        super().__init__()
-        self.output = nn.Linear(features, 1)
-
-    def forward(self, features, samples):
-        wanted = samples["observations"][..., 0] * samples["observations"][..., 1]
-        return (self.output(features).squeeze(-1) - wanted.detach()).square()
-
-
-@pytest.mark.parametrize(("weight", "learns"), [(1e4, True), (0.0, False)])
-def test_an_auxiliary_loss_teaches_the_shared_layers(weight, learns):
-    """A linear output of the features is the product then, also for observations that were never
-    seen. The other losses do not teach it: all rewards are equal."""
-    learner = shared_learner(
-        True,
-        algorithm="ppo",
-        hidden_sizes=(24,),
-        learning_rate=0.02,
-        gamma=0.0,
-        value_weight=0.01,
-        auxiliary=(f"{HERE}:Product",),
-        auxiliary_weights=(weight,),
-    )
-    rng = np.random.default_rng(0)
-    episodes = together(
-        [
-            episode_of(
-                index=0,
-                observations=rng.uniform(-1, 1, (257, 3)).astype(np.float32),
-                actions=rng.standard_normal((256, 2)).astype(np.float32),
-                rewards=np.ones(256),
-                terminated=True,
-                truncated=False,
-            )
-        ]
-    )
-    for _ in range(150):
-        metrics = learner.update(episodes)
-    assert (metrics["product_loss"] < 0.005) == learns
-    fresh = torch.from_numpy(rng.uniform(-1, 1, (500, 3)).astype(np.float32))
-    module = learner.parts["shared"]
-    with torch.no_grad():
-        features = torch.tanh(module.policy.network[0](fresh))
-    wanted = (fresh[:, 0] * fresh[:, 1]).numpy()
-    predicted = module.auxiliary["product_loss"].output(features).detach().numpy()[:, 0]
-    error = np.square(predicted - wanted).mean() / wanted.var()
-    assert (error < 0.1) == learns
-
-
 def test_the_weight_of_an_auxiliary_loss_decides_alone_whether_it_matters():
     """The first weights of policy and values do not depend on which losses there are."""
     options = {"algorithm": "ppo", "minibatches": 1}
     without, with_none = (
         shared_learner(True, **options, **more)
-        for more in ({}, {"auxiliary": (f"{HERE}:Product",), "auxiliary_weights": (0.0,)})
+        for more in ({}, {"auxiliary": (f"{HERE}:NextObservation",), "auxiliary_weights": (0.0,)})
     )
     for learner in (without, with_none):
         learner.update(random_episodes(True))
@@ -325,20 +270,6 @@ def broken(features: int, spec: EnvironmentSpec) -> object:
     raise ValueError("no such thing")
 
 
-def not_a_module(features: int, spec: EnvironmentSpec) -> object:
-    return 3
-
-
-class Doubles(Size):
-    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
-        super().__init__(features, spec)
-        self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
-
-
-def exits(features, spec):
-    sys.exit(3)
-
-
 class Mean(Size):
     def forward(self, features, samples):
         return features.mean()
@@ -352,11 +283,6 @@ class Detached(Size):
 class Raises(Size):
     def forward(self, features, samples):
         return samples["colour"]
-
-
-class Exits(Size):
-    def forward(self, features, samples):
-        sys.exit()
 
 
 class ChangesFeatures(Size):
@@ -375,102 +301,24 @@ class ChangesItsOwn(Size):
         return torch.sigmoid(features).mul_(2).sum(dim=-1)
 
 
-class OneWay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, features):
-        return features.sum(dim=-1)
-
-
-class WithoutGradient(Size):
-    def forward(self, features, samples):
-        return OneWay.apply(features)
-
-
-class ChangesItsOwnLater(Size):
-    calls = 0
-
-    def forward(self, features, samples):
-        self.calls += 1
-        return (ChangesItsOwn if self.calls > 2 else Size).forward(self, features, samples)
-
-
-class EndsItsGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, features):
-        return features.sum(dim=-1)
-
-    @staticmethod
-    def backward(ctx, slope):
-        sys.exit()
-
-
-class ExitsInItsGradient(Size):
-    def forward(self, features, samples):
-        return EndsItsGradient.apply(features)
-
-
-class SwitchesOff(Size):
-    def forward(self, features, samples):
-        torch.set_grad_enabled(False)
-        return features.sum(dim=-1)
-
-
-class Empties(Size):
-    def forward(self, features, samples):
-        samples.clear()
-        return features.sum(dim=-1)
-
-
-class NeedsRewards(Size):
-    def forward(self, features, samples):
-        return features.sum(dim=-1) * samples["rewards"]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("broken", "broken raised ValueError: no such thing when it was made"),
-        ("not_a_module", "not_a_module made int; it must be a torch module"),
-        ("Doubles", "count of .*:Doubles is torch.float64"),
         ("Absent", "has no function 'Absent'"),
         ("Mean", "mean_loss returned torch.float32 of shape ()"),
         ("Detached", "detached_loss returned losses that do not depend on the features"),
         ("Raises", "raises_loss raised KeyError: 'colour'"),
-        ("exits", "exits raised SystemExit: 3 when it was made"),
-        ("Exits", "exits_loss raised SystemExit"),
         ("ChangesFeatures", "changes_features_loss changed its features in place.*relu"),
         ("ChangesSamples", "changes_samples_loss changed its rewards in place"),
-        ("SwitchesOff", "switches_off_loss returned losses that do not depend on the features"),
+        ("ChangesItsOwn", "gradient of changes_its_own_loss failed: RuntimeError: .*inplace"),
     ],
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
     options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
-    with pytest.raises(UsageError, match="--auxiliary: .*" + message.replace("()", r"\(\)")):
+    with pytest.raises(UsageError, match=message.replace("()", r"\(\)")) as caught:
         shared_learner(True, algorithm="a2c", **options).update(random_episodes(True))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("ChangesItsOwn", "changes_its_own_loss failed: RuntimeError: .*inplace"),
-        ("ChangesItsOwnLater", "changes_its_own_later_loss failed: RuntimeError: .*inplace"),
-        ("WithoutGradient", "without_gradient_loss failed: .*backward"),
-        ("ExitsInItsGradient", "exits_in_its_gradient_loss failed: SystemExit"),
-    ],
-)
-def test_an_auxiliary_loss_whose_gradient_fails_is_named_whenever_it_does(name, message):
-    options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
-    learner = shared_learner(True, algorithm="a2c", **options)
-    with pytest.raises(UsageError, match=f"the gradient of {message}.*; .*in operations"):
-        for _ in range(3):
-            learner.update(random_episodes(True))
-
-
-def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
-    names = tuple(f"{HERE}:{name}" for name in ("Empties", "NeedsRewards"))
-    learner = shared_learner(True, algorithm="a2c", auxiliary=names, auxiliary_weights=(1.0, 1.0))
-    learner.update(random_episodes(True))
-    assert torch.is_grad_enabled()
+    assert "--auxiliary" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -484,10 +332,8 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
         ({"auxiliary_weights": (1,)}, "--auxiliary-weights: 1 weights for 0 losses"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
         ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),
-        ({"auxiliary": ("a:B", "c:B")}, "--auxiliary: two losses have the name b"),
         ({"value_weight": 0.0}, "--value-weight: above 0"),
         ({"algorithm": "dqn", "shared_torso": True}, "shared_torso: a setting of reinforce"),
-        ({"algorithm": "impala", "shared_torso": True}, "shared_torso: a setting of reinforce"),
         (
             {"algorithm": "reinforce", "baseline": "none", "shared_torso": True},
             "--shared-torso: --baseline none has no value network",
@@ -497,8 +343,3 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         TrainConfig(**({"algorithm": "ppo"} | settings))
-
-
-def test_a_loss_has_the_name_of_its_class():
-    assert loss_name("my.prediction:NextObservation") == "next_observation"
-    assert loss_name("prediction:reward") == "reward"

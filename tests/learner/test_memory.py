@@ -12,7 +12,7 @@ from gymnasium import spaces
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
+from flame_rl.learner.on_policy.losses import policy_gradient_loss
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
@@ -104,24 +104,6 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
     assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
-    _, value = networks(memory)
-    samples = samples_of("gaussian")
-    values = torch.cat(one_by_one(value, samples, lambda m, x, a: m.outputs({"inputs": x})[0]))
-    loss = 0.5 * ((values - torch.from_numpy(samples["targets"])) / 7).square().mean()
-    expected = torch.autograd.grad(loss, list(value.parameters()))
-    expected = torch.cat([part.reshape(-1) for part in expected])
-    gradient = np.zeros(len(expected), np.float32)
-    samples["scale"] = np.full(len(samples["targets"]), 7, np.float32)
-    mean_gradient(network_of(value), samples, value_loss, gradient)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
-
-
-def test_a_network_without_memory_is_not_unrolled():
-    assert not any(network_of(module).remembers for module in networks("none"))
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from flame_rl.learner.learner import Learner
@@ -39,18 +38,6 @@ def moved(episodes: Episodes, factor: float, shift: float = 0.0) -> Episodes:
 
 
 @pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
-def test_statistics_are_those_of_all_observations(algorithm):
-    episodes = random_episodes(continuous=True)
-    parts = [moved(episodes, 3.0, 7.0), moved(episodes, 0.1, -2.0)]
-    learner = learned(algorithm, *parts)
-    layer = learner.snapshot().layers[0]
-    seen = np.concatenate([part.observations for part in parts]).astype(np.float64)
-    assert layer.kind == "normalize"
-    np.testing.assert_allclose(layer.arrays["mean"], seen.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(layer.arrays["std"], seen.std(axis=0), rtol=1e-6)
-
-
-@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
 def test_the_unit_of_observations_does_not_matter(algorithm):
     """A power of 2 is exact in floating point, so that everything is the same to the bit."""
     episodes = random_episodes(continuous=True)
@@ -64,44 +51,6 @@ def test_the_unit_of_observations_does_not_matter(algorithm):
     )
     first, second = (learner.weights()["policy.network.0.weight"] for learner in without)
     assert not np.array_equal(first, second)
-
-
-def test_networks_learn_from_what_actors_see():
-    """The policy's torch module, given the normalised observations of the learner, and the actors'
-    layers, given those of the environment."""
-    episodes = moved(random_episodes(continuous=True), 40.0, -5.0)
-    learner = learned("sac", episodes)
-    algorithm = learner.algorithm
-    samples = {"observations": episodes.observations, "next_observations": episodes.observations}
-    normalized = algorithm.observations.normalize_samples(samples)["observations"]
-    mean = episodes.observations.mean(axis=0, dtype=np.float64)
-    std = episodes.observations.std(axis=0, dtype=np.float64)
-    np.testing.assert_allclose(normalized, (episodes.observations - mean) / std, atol=1e-5)
-    with torch.no_grad():
-        expected = algorithm.parts["policy"](torch.from_numpy(normalized)).numpy()
-    x = episodes.observations.astype(np.float64)
-    for layer in learner.snapshot().layers:
-        x = of_layer(layer, x)
-    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
-
-
-def of_layer(layer, x):
-    if layer.kind == "normalize":
-        return (x - layer.arrays["mean"]) / layer.arrays["std"]
-    if layer.kind == "dense":
-        return x @ layer.arrays["weight"] + layer.arrays["bias"]
-    assert layer.kind == "relu"
-    return np.maximum(x, 0)
-
-
-def test_far_observations_are_clipped():
-    episodes = random_episodes(continuous=True)
-    learner = learned("td3", episodes)
-    far = np.full((1, 3), 1e6, np.float32)
-    samples = {"observations": far, "next_observations": -far}
-    clipped = learner.algorithm.observations.normalize_samples(samples)
-    assert (clipped["observations"] == 10).all() and (clipped["next_observations"] == -10).all()
-    assert (far == 1e6).all()
 
 
 def test_pictures_are_not_normalised():

@@ -7,11 +7,9 @@ import contextlib
 import copy
 import math
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,11 +19,7 @@ from torch import Tensor, nn
 import model
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.off_policy.critics import CriticEnsemble
-from flame_rl.learner.off_policy.values import ActionValues
 from flame_rl.learner.training import slices
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Episodes
@@ -135,22 +129,6 @@ def learner_of(variant: str, **options) -> Learner:
     algorithm = learner.algorithm
     algorithm.replay.add(algorithm.inner.record(episodes_of(variant)))
     return learner
-
-
-def networks_of(learner: Learner) -> list[type]:
-    """The type of each network and each target network, as many as have weights."""
-    with_networks = (TrainedNetwork, TargetNetwork)
-    found, waiting = [], [learner.algorithm.inner]
-    while waiting:
-        for value in vars(waiting.pop()).values():
-            for each in value if isinstance(value, list) else [value]:
-                if isinstance(each, with_networks):
-                    found.append(type(vars(each).get("network") or vars(each)["_network"]))
-                elif isinstance(each, (ActionValues, CriticEnsemble)):
-                    waiting.append(each)
-    modules = [p for p in learner.parts.values() if isinstance(p, nn.Module)]
-    assert len(found) == len([m for m in modules if "network" in dict(m.named_children())])
-    return found
 
 
 # The papers' formulas
@@ -479,9 +457,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_are_those_of_the_paper(variant):
     for activation in ("relu", "tanh", "silu") if variant in ("rainbow", "sac") else ("relu",):
-        learner = learner_of(variant, activation=activation)
-        assert set(networks_of(learner)) == {CompiledNetwork}
-        compare_steps(learner, variant)
+        compare_steps(learner_of(variant, activation=activation), variant)
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -500,6 +476,7 @@ def test_steps_at_once_are_those_one_after_another(double):
     for divided in ([samples], [{n: c[k : k + 1] for n, c in samples.items()} for k in range(5)]):
         learner = make_learner(spec_of(3, 2, False), algorithm="dqn", **options)
         inner = learner.algorithm.inner
+        assert type(inner._q.online.network) is CompiledNetwork
         results.append([n for part in divided for n in inner.steps(part, rng, 1.0)])
     for one, other in zip(*results, strict=True):
         for name, array in one.items():
@@ -534,7 +511,9 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["rainbow", "masked quantiles", "sarsa", "successor", "ddpg", "td3", "sac"]
+)
 def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, monkeypatch):
     """As they are now: the oracle uses the changed modules, too."""
 
@@ -545,47 +524,10 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
 
     for name, kind in CHANGED.items():
         monkeypatch.setattr(model, name, partial(changed, getattr(model, name), kind))
-    learner = learner_of(variant)
-    assert set(networks_of(learner)) == {AutogradNetwork}
-    compare_steps(learner, variant)
+    compare_steps(learner_of(variant), variant)
 
 
 # When gradient steps are taken, and how exploration falls
-
-
-@pytest.mark.parametrize("per_step", [0.1, 0.5, 1.0, 3.0])
-@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
-def test_gradient_steps_follow_env_steps(algorithm, per_step):
-    """None before the warm-up is over; then one more than `per_step` for each env step at most."""
-    continuous = algorithm in OF_CONTINUOUS_ACTIONS
-    warm_up = 40
-    learner = make_learner(
-        spec_of(3, 2, continuous),
-        algorithm=algorithm,
-        hidden_sizes=(4,),
-        warm_up_steps=warm_up,
-        updates_per_step=per_step,
-        batch_size=5,
-        capacity=30,
-    )
-    first, inner, played = learner.weights_digest(), learner.algorithm.inner, 0
-    taken, steps = [], inner.steps
-
-    def counted(samples, generator, decay):
-        count, rows = samples["rewards"].shape[:2]
-        taken.extend([rows] * count)
-        return steps(samples, generator, decay)
-
-    object.__setattr__(learner.algorithm, "inner", Recorded(inner, counted))
-    for update in range(6):
-        metrics = learner.update(random_episodes(continuous))
-        played += 17
-        due = math.floor(per_step * (played - warm_up) + max(1.0, per_step) + 1e-9)
-        assert len(taken) == metrics["gradient_steps"] == max(0, due if update > 1 else 0)
-        assert (learner.weights_digest() == first) == (update < 2)
-        assert metrics["replay_steps"] <= 30
-        assert ("td_error" in metrics) == (update >= 2)
-    assert set(taken) == {5}
 
 
 class Recorded:
@@ -748,21 +690,3 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         slices.at_once([fail, go_on])
     assert done == [True]
-
-
-def test_threads_ignore_overflow_as_their_caller_does(monkeypatch):
-    monkeypatch.setattr(slices, "available_cores", lambda: 2)
-
-    def overflow() -> float:
-        return float(np.array([3e38], np.float32)[0] * np.float32(10))
-
-    with np.errstate(over="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert slices.at_once([overflow] * 2) == [math.inf] * 2
-        samples, gradient = {"inputs": np.zeros((16, 1))}, np.zeros(1, np.float32)
-        network = SimpleNamespace(slice_rows=1, parallel=True)
-        slices.accumulate(lambda chunk, own: own.fill(overflow()) or {}, network, samples, gradient)
-    with np.errstate(over="raise"):
-        for functions in ([overflow, float], [float, overflow]):
-            with pytest.raises(FloatingPointError):
-                slices.at_once(functions)

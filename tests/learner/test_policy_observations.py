@@ -10,18 +10,13 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.make import make_learner
-from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
-from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
-from tests.learners import compiled_and_by_autograd, make_config
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.learners import make_config
 
 NUMBERS = {
     "arm": spaces.Box(-1, 1, (3,), np.float32),
@@ -111,31 +106,6 @@ def test_it_is_the_policy_of_an_environment_with_these_keys_alone(
     np.testing.assert_allclose(acted[0], outputs[0], rtol=1e-4, atol=1e-5)
 
 
-def test_statistics_are_those_of_its_own_numbers():
-    options = {"normalize_observations": True}
-    ours, theirs = policy_of(NUMBERS, ("goal", "speed"), **options), None
-    own = {key: NUMBERS[key] for key in ("goal", "speed")}
-    theirs = policy_of(own, (), **options)
-    _, flat = observations(NUMBERS, 8)
-    mean, std = np.random.default_rng(0).uniform(0.5, 2, (2, flat.shape[-1]))
-    ((_, whole),), ((_, part),) = normalizers_of(ours.normalizer), normalizers_of(theirs.normalizer)
-    whole.set(mean, std)
-    part.set(mean[3:], std[3:])
-    with torch.no_grad():
-        x = torch.from_numpy(flat[:, 0])
-        assert torch.equal(ours(x), theirs(x[:, 3:]))
-
-
-@pytest.mark.parametrize("algorithm", MAKERS)
-def test_it_learns_compiled_as_by_autograd(algorithm):
-    network = TrainedNetwork(policy_of(NUMBERS, ("arm", "goal"), algorithm), network_of)
-    assert type(network.network) is CompiledNetwork
-    _, flat = observations(NUMBERS, 64)
-    columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
-    for ours, theirs in compiled_and_by_autograd(network, columns, flat[:, 0]):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
-
-
 def test_actors_get_its_own_weights_alone_and_values_see_all():
     learner = make_learner(
         make_config("X-v0", algorithm="ppo", policy_observations=("arm",), hidden_sizes=(8,)),
@@ -153,15 +123,6 @@ def test_what_it_does_not_observe_may_be_left_out():
     assert agent.act({key: observation[key] for key in ("arm", "goal")}) == action
     with pytest.raises(ValueError, match="'goal' is missing"):
         agent.act({"arm": observation["arm"], "speed": observation["speed"]})
-
-
-def test_it_is_exported():
-    pytest.importorskip("onnxruntime")
-    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
-
-    policy = policy_of(WITH_PICTURES, ("camera", "speed"))
-    exported = ExportedPolicy(policy, policy.snapshot())
-    check_onnx(to_onnx(exported, "X-v0"), exported.snapshot)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +145,3 @@ def test_what_cannot_be_is_refused(options, observed, text):
     settings = {"algorithm": "ppo", "policy_observations": ("arm",)} | options
     with pytest.raises(UsageError, match=text):
         make_learner(make_config("X-v0", **settings), spec)
-
-
-@pytest.mark.parametrize("places", [[-1], [5], [0, 7]])
-def test_places_outside_are_refused(places):
-    layers = (
-        Layer("select", {"places": np.array(places, np.int32), "width": np.array([5], np.int32)}),
-    )
-    with pytest.raises(WireError, match=r"layer 0 \(select\): places: .* not below 5"):
-        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))

@@ -16,7 +16,6 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
-from flame_rl.learner.training import epoch as epochs
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 
@@ -85,19 +84,6 @@ def test_advantages_are_computed_once_or_before_every_epoch(recompute, monkeypat
     )
     assert len(calls) == (4 if recompute else 1)
     assert all((a != b).any() for a, b in pairwise(calls))
-
-
-def test_epochs_end_where_the_policy_has_gone_too_far(monkeypatch):
-    monkeypatch.setattr(epochs, "LEAST_MINIBATCH", 4)
-    taken = []
-    for max_kl in (1e9, 1e-3):
-        learner = learner_of(
-            True, algorithm="ppo", epochs=6, learning_rate=0.05, minibatches=4, max_kl=max_kl
-        )
-        learner.update(random_episodes(True))
-        taken.append(int(learner.state_dict()["policy_adam.steps"]))
-    assert taken[0] == 6 * 4
-    assert 1 <= taken[1] < 6
 
 
 @pytest.mark.parametrize("loss", [clipped_loss(0.2, 0.0), policy_gradient_loss(0.0)])

@@ -48,7 +48,7 @@ def action_values(network, observations: np.ndarray, burnt_in: int) -> torch.Ten
     return last(torch.cat(parts))
 
 
-@pytest.mark.parametrize(("length", "burn_in"), [(3, 2), (2, 0), (4, 3), (50, 2), (2, 5)])
+@pytest.mark.parametrize(("length", "burn_in"), [(3, 2), (2, 0), (50, 2)])
 @pytest.mark.parametrize(("memory", "masked"), [("gru", False), ("lstm", False), ("gru", True)])
 def test_the_gradient_is_that_of_the_formula(memory, masked, length, burn_in):
     """Where every step is drawn once, the mean is over every step once, however long the sequence

@@ -41,7 +41,7 @@ def flat(episodes):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_discounted_returns_by_definition(batch):
     episodes, discount, seed = batch
@@ -54,7 +54,7 @@ def test_discounted_returns_by_definition(batch):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_constant_value_is_the_fixed_point(batch):
     episodes, discount, seed = batch
@@ -76,20 +76,6 @@ def test_constant_value_is_the_fixed_point(batch):
 def slow_returns_mean(episodes, discount, truncated, value):
     rewards, lengths = flat(episodes)
     return discounted_returns(rewards, lengths, discount, np.where(truncated, value, 0.0)).mean()
-
-
-def test_an_endless_task_of_1_per_step_is_worth_what_the_geometric_series_says():
-    rewards, lengths = np.ones(7 * 3), np.array([7, 7, 7])
-    value = constant_value(rewards, lengths, np.ones(3, bool), 0.9)
-    assert value == pytest.approx(10)
-    returns = discounted_returns(rewards, lengths, 0.9, np.full(3, value))
-    np.testing.assert_allclose(returns, 10)
-
-
-def test_nothing_is_bootstrapped_without_truncation_or_without_discount():
-    rewards, lengths = np.ones(4), np.array([2, 2])
-    assert constant_value(rewards, lengths, np.zeros(2, bool), 0.9) == 0
-    assert constant_value(rewards, lengths, np.ones(2, bool), 1.0) == 0
 
 
 def test_standardize():
@@ -118,28 +104,6 @@ def test_equal_returns_carry_no_preference(value):
     np.testing.assert_array_equal(standardize(np.full(12345, value)), 0)
 
 
-def test_over_the_batch_and_not_per_episode():
-    """An episode of 5 per step must weigh more than one of 1 per step."""
-    rewards, lengths = np.array([1.0, 1, 1, 5, 5, 5]), np.array([3, 3])
-    normal = standardize(discounted_returns(rewards, lengths, 1.0, np.zeros(2)))
-    assert normal[3:].sum() > 0 > normal[:3].sum()
-
-
-@pytest.mark.parametrize(
-    ("rewards", "lengths", "bootstrap"),
-    [
-        (np.ones((2, 2)), np.array([2, 2]), np.zeros(2)),
-        (np.ones(4), np.array([2, 3]), np.zeros(2)),
-        (np.ones(4), np.array([4, 0]), np.zeros(2)),
-        (np.ones(4), np.array([2, 2]), np.zeros(3)),
-        (np.ones(0), np.array([], int), np.zeros(0)),
-    ],
-)
-def test_what_does_not_fit_is_refused(rewards, lengths, bootstrap):
-    with pytest.raises(ValueError, match=r"rewards|lengths|bootstrap"):
-        discounted_returns(rewards, lengths, 0.9, bootstrap)
-
-
 def split_values(values, episodes):
     """One list for each episode, of one more value than it has steps."""
     out, start = [], 0
@@ -155,7 +119,7 @@ def random_values(episodes, seed):
     return values, rng.random(len(episodes)) < 0.5, rng
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_generalized_advantages_by_definition(batch, gae_lambda):
     """The sum over l of (discount * lambda)^l * delta_{t+l} (Schulman et al. 2016, eq. 16)."""
@@ -173,7 +137,7 @@ def test_generalized_advantages_by_definition(batch, gae_lambda):
     np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
     """v_s - V_s = sum over t >= s of discount^(t-s) (c_s ... c_{t-1}) rho_t delta_t (Espeholt et
@@ -201,15 +165,7 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
     np.testing.assert_array_equal(ones, generalized_advantages(*common))
 
 
-def test_whole_episode_advantages_are_returns_minus_values():
-    rewards, lengths = flat([[1, 2, 3], [4]])
-    values = np.array([0.5, 1, 2, 9, 3, 7])
-    actual = generalized_advantages(rewards, values, lengths, np.array([True, False]), 0.9, 1.0)
-    returns = discounted_returns(rewards, lengths, 0.9, np.array([0.0, 7.0]))
-    np.testing.assert_allclose(actual, returns - [0.5, 1, 2, 3])
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_leave_one_out_by_definition(batch):
     episodes, discount, _ = batch
@@ -225,13 +181,3 @@ def test_leave_one_out_by_definition(batch):
             others = [g[t] if t < len(g) else 0.0 for j, g in enumerate(own) if j != i]
             expected.append(sum(others) / len(others) if others else 0.0)
     np.testing.assert_allclose(leave_one_out(returns, lengths), expected, atol=1e-9)
-
-
-def test_values_that_do_not_fit_are_refused():
-    rewards, lengths = flat([[1.0, 2.0]])
-    two = np.zeros(2)
-    ended = np.array([True])
-    with pytest.raises(ValueError, match="values"):
-        generalized_advantages(rewards, two, lengths, ended, 0.9, 0.9)
-    with pytest.raises(ValueError, match="terminated"):
-        generalized_advantages(rewards, np.zeros(3), lengths, np.array([True] * 2), 0.9, 0.9)

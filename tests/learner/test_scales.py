@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.update import interpolate
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.system.errors import RunError
 from flame_rl.wire.messages import Episodes
-from tests.helpers import episode_of, together
 from tests.learners import ON_POLICY, learner_of, random_episodes
 
 RATES = {"learning_rate": 0.01, "value_learning_rate": 0.01}
@@ -108,26 +106,6 @@ def test_an_update_that_no_halving_brings_within_the_limit_is_undone():
     np.testing.assert_array_equal(learner.parts["policy_adam"].parameters, before)
 
 
-@pytest.mark.parametrize("count", [None, 1, 37, 100_000])
-def test_a_shorter_update_has_the_bits_of_torchs(count):
-    random = np.random.default_rng(0)
-    before = np.float32(random.standard_normal(count) * 10.0 ** random.uniform(-3, 2, count))
-    after = np.float32(before + random.standard_normal(count) * 10.0 ** random.uniform(-6, 1))
-    # Other processors round the product, too.
-    ulps = 0 if torch.backends.cpu.get_cpu_capability().startswith("AVX") else 1
-    for halvings in range(1, 12):
-        scale = 0.5 ** (halvings / 2)
-        expected = torch.lerp(torch.tensor(before), torch.tensor(after), scale).numpy()
-        found = interpolate(np.asarray(before), np.asarray(after), scale)
-        assert (found.dtype, found.shape) == (np.float32, expected.shape)
-        np.testing.assert_array_max_ulp(found, expected, ulps)
-
-
-def test_a_whole_update_says_so():
-    metrics = learner_of(True, algorithm="ppo", epochs=3).update(random_episodes(True))
-    assert (metrics["policy_steps"], metrics["update_scale"]) == (3, 1)
-
-
 @pytest.mark.parametrize("options", [{}, {"shared_torso": True}, {"memory": "gru"}])
 @pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_values_stay_when_returns_grow(algorithm, options):
@@ -162,7 +140,7 @@ def test_the_unit_of_rewards_changes_nothing(algorithm, scale):
     assert (learned[1] - weights(learner_of(True))).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("size", [1e38, 1e39, 1e60, 1e150, 1e307])
+@pytest.mark.parametrize("size", [1e38, 1e60, 1e307])
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [("reinforce", {}), ("a2c", {"shared_torso": True}), ("ppo", {}), ("impala", {})],
@@ -205,24 +183,3 @@ def test_a_constant_observation_is_no_signal():
             learner.update(changed(episodes, observations=observations))
         arrays = learner.snapshot().layers[0].arrays
         assert abs((observations[0, 1] - arrays["mean"][1]) / arrays["std"][1]) < 0.1
-
-
-def test_equal_returns_teach_nothing_whatever_their_rounding():
-    """With the other episodes' mean as baseline, nothing but rounding is left."""
-    rng = np.random.default_rng(0)
-    for reward in (-100.0, 0.1, 1e-7):
-        episodes = together(
-            [
-                episode_of(
-                    index=index,
-                    observations=rng.standard_normal((8, 3)).astype(np.float32),
-                    actions=rng.integers(0, 2, 7).astype(np.int32),
-                    rewards=np.full(7, reward),
-                    terminated=True,
-                    truncated=False,
-                )
-                for index in range(7)
-            ]
-        )
-        learner = learner_of(False, baseline="leave-one-out")
-        assert learner.update(episodes)["gradient_norm"] == 0

@@ -9,7 +9,6 @@ import torch
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.system.errors import UsageError
-from tests.helpers import run_here
 
 ROWS, COLUMNS, GAMMA = 3, 4, 0.9
 CELLS = ROWS * COLUMNS
@@ -127,17 +126,6 @@ def test_a_trained_policy_acts_by_other_weights(learned):
             assert trainer.compute_action(seen) in wanted
 
 
-def test_it_goes_on_learning_with_other_weights(learned):
-    with Trainer.load(
-        learned, env=make_orchard, reward_weights=(0.0, 1.0, -0.05), iterations=20
-    ) as trainer:
-        for _ in trainer:
-            pass
-        evaluation = trainer.evaluate(40)
-    # No cell is more than four steps from the nuts but those behind the apples.
-    assert evaluation.reward_min > 1 - 0.05 * 6
-
-
 def test_weights_are_those_of_the_parts():
     with pytest.raises(
         UsageError, match=r"--reward-weights: one for each of reward_0.*so 3, not 2"
@@ -147,13 +135,3 @@ def test_weights_are_those_of_the_parts():
         make(env="cartpole", reward_parts=("gain",))
     with pytest.raises(UsageError, match="--reward-weights: successor learns the return of each"):
         make(env="cartpole", reward="math:floor")
-
-
-def test_other_algorithms_keep_their_weights(tmp_path):
-    flags = ("--env", "halfcheetah", "--reward-parts", "reward_forward", "reward_ctrl")
-    more = ("--reward-weights", "1", "2", "--iterations", "1", "--episodes-per-iter", "1")
-    done = run_here(*flags, *more, "--max-episode-steps", "5", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = run_here("evaluate", "run", "--reward-weights", "1", "3", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "another run: --reward-weights (1.0, 2.0) in the run, (1.0, 3.0) now" in done.stderr

@@ -103,13 +103,6 @@ def test_the_gradients_of_several_outputs():
     assert {number.dtype for number in numbers.values()} == {np.dtype(np.float32)}
 
 
-def test_a_loss_that_depends_on_no_output():
-    loss = torch_loss(lambda samples, values: samples["targets"])
-    numbers, (gradient,) = loss(SAMPLES, ENTROPIES)
-    np.testing.assert_array_equal(numbers["loss"], SAMPLES["targets"])
-    np.testing.assert_array_equal(gradient, np.zeros(ROWS))
-
-
 def test_importance_weights():
     """The function does not get them, so that it cannot multiply by them again."""
 

@@ -11,20 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from flame_rl.learner.algorithms.sarsa import expected_values
 from flame_rl.learner.algorithms.successor import successor_loss
 from flame_rl.learner.off_policy.values import (
     c51_loss,
     dueling_loss,
-    of_actions,
     project,
     q_loss,
     quantile_loss,
-    softmax,
-    td_targets,
 )
 from flame_rl.learner.training.torch_loss import torch_loss
-from flame_rl.modules.networks import dueling
 
 ROWS, ACTIONS, ATOMS = 40, 3, 5
 SUPPORT = np.linspace(-2, 2, ATOMS)
@@ -40,9 +35,6 @@ def actions_of(rows: int, seed: int = 1) -> np.ndarray:
 
 def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(atoms), rows)
-
-
-# Targets
 
 
 # C51's projection
@@ -86,23 +78,6 @@ def test_projection_by_algorithm_1(atoms, low, width, steps, seed):
     expected = slow_projection(support, rewards, discounts, probabilities)
     np.testing.assert_allclose(projected, expected, atol=1e-9)
     np.testing.assert_allclose(projected.sum(axis=1), 1)
-
-
-def test_projection_onto_atoms_and_beyond_the_support():
-    p = np.array([0.1, 0.2, 0.3, 0.15, 0.25])
-    cases = [
-        (0.0, 1.0, p),  # every value is an atom
-        (1.0, 1.0, [0, 0.1, 0.2, 0.3, 0.4]),  # each is the next one; the last two are the end
-        (-1.0, 1.0, [0.3, 0.3, 0.15, 0.25, 0]),
-        (100.0, 1.0, [0, 0, 0, 0, 1]),
-        (-100.0, 1.0, [1, 0, 0, 0, 0]),
-        (1.0, 0.0, [0, 0, 0, 1, 0]),  # an end
-        (0.25, 0.0, [0, 0, 0.75, 0.25, 0]),
-        (2.0, 0.0, [0, 0, 0, 0, 1]),  # the last atom itself
-    ]
-    rewards, discounts, expected = (np.array(column) for column in zip(*cases, strict=True))
-    actual = project(SUPPORT, rewards, discounts, np.tile(p, (len(cases), 1)))
-    np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("support", [[0.0, 1, 3], [2.0, 1, 0], [1.0], [1.0, 1], [0, math.nan]])
@@ -194,51 +169,4 @@ def test_c51_with_logits_that_no_exponential_holds():
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
 
 
-# Duelling
-
-
 # Types and shapes
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_results_have_the_dtype_of_the_arrays(dtype):
-    values, row = normal(ROWS, ACTIONS).astype(dtype), normal(ROWS).astype(dtype)
-    support = SUPPORT.astype(dtype)
-    results = [
-        td_targets(row, row, row),
-        of_actions(values, actions_of(ROWS)),
-        expected_values(values, 0.1),
-        project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
-        softmax(values, ACTIONS),
-        dueling(values),
-    ]
-    for name in NAMES:
-        loss, width, targets = loss_of(name)
-        samples = {"actions": actions_of(ROWS), "targets": targets.astype(dtype), "weights": row}
-        numbers, (slope,) = loss(samples, normal(ROWS, width).astype(dtype))
-        assert numbers.keys() == {"loss", "td_error", "value"}
-        assert all(number.shape == (ROWS,) for number in numbers.values())
-        results += [slope, *numbers.values()]
-    assert {result.dtype for result in results} == {np.dtype(dtype)}
-
-
-def test_shapes_that_do_not_fit_are_refused():
-    """Most would be broadcast, and give [B, B]."""
-    values, row, column = normal(4, 3), normal(4), normal(4, 1)
-    actions = actions_of(4)
-    with pytest.raises(ValueError, match=r"rewards: shape \(4, 1\), not \(4\)"):
-        td_targets(column, row, row)
-    with pytest.raises(ValueError, match="discounts"):
-        td_targets(row, row[:1], row)
-    with pytest.raises(ValueError, match="actions"):
-        of_actions(values, actions[:, None])
-    with pytest.raises(ValueError, match="targets"):
-        q_loss({"actions": actions, "targets": column}, values)
-    with pytest.raises(ValueError, match="weights"):
-        q_loss({"actions": actions, "targets": row, "weights": column}, values)
-    with pytest.raises(ValueError, match="targets"):
-        quantile_loss(3)({"actions": actions, "targets": row}, values)
-    with pytest.raises(ValueError, match="targets"):
-        c51_loss(SUPPORT)({"actions": actions, "targets": values}, normal(4, 10))
-    with pytest.raises(ValueError, match="rewards"):
-        project(SUPPORT, column, row, distributions(4, ATOMS))

@@ -8,12 +8,9 @@ import torch
 from torch import nn
 
 from flame_rl.modules.layers import Activation, Convolution, Dense, layers_of
-from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.kinds import LAYERS
-from flame_rl.wire.codec import decode_snapshot, encode_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Layer, PolicySnapshot
-from flame_rl.wire.packing import WireError
-from tests.nets.test_policy import assert_same_in_any_company
+from tests.nets.test_company import assert_same_in_any_company
 
 # Size of the pictures, and filters, width and stride of each layer.
 ATARI = (84, 84, 4), [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
@@ -79,67 +76,3 @@ def test_a_picture_has_the_same_bits_in_any_company(name, outputs):
     size, layers = NETWORKS[name]
     acting = ActingPolicy(snapshot_of(network(size, layers, outputs)))
     assert_same_in_any_company(acting.forward, pictures(size, 64))
-
-
-def test_time_and_episodes_may_be_two_dimensions():
-    made = network(*MINATAR)
-    rows = torch.rand(3, 5, 400)
-    with torch.no_grad():
-        np.testing.assert_allclose(made(rows)[2, 4], made(rows[2, 4]), rtol=1e-5, atol=1e-6)
-
-
-def layer(size=(6, 5), channels: int = 2, stride: int = 1, **arrays: np.ndarray) -> Layer:
-    """Two filters of 3 x 3, whose output is [4, 3, 2]."""
-    given = {
-        "weight": np.ones((3, 3, channels, 2), np.float32),
-        "bias": np.ones(2, np.float32),
-        "size": np.array(size, np.int32),
-        "stride": np.array([stride], np.int32),
-    }
-    return Layer("convolution", given | arrays)
-
-
-def dense(inputs: int) -> Layer:
-    weight = np.ones((inputs, 2), np.float32)
-    return Layer("dense", {"weight": weight, "bias": weight[0]})
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        ([layer(stride=0)], r"layer 0 \(convolution\): stride: 0, not at least 1"),
-        ([layer(stride=-1)], "stride: -1"),
-        ([layer(size=(2, 5))], "size: pictures of 2 x 5, smaller than the filters, 3 x 3"),
-        ([layer(size=(6, -1))], "size: pictures of 6 x -1, smaller"),
-        ([layer(size=(6, 5, 2))], r"size: shape \(3,\) where \(2,\)"),
-        ([layer(weight=np.ones((3, 3, 2, 2)))], "weight: float64"),
-        ([layer(stride=1, bias=np.ones(3, np.float32))], r"bias: shape \(3,\) where \(2,\)"),
-        ([Layer("convolution", layer().arrays | {"stride": np.ones(1)})], "stride: float64"),
-        ([layer(), dense(23)], r"layer 1 \(dense\): weight: shape \(23, 2\) where \(24"),
-        ([dense(7), layer()], r"layer 1 \(convolution\): 60 numbers where 2 come from the layer"),
-        ([layer(), layer(size=(4, 4))], r"layer 1 .*: 32 numbers where 24 come"),
-    ],
-)
-def test_convolutions_that_do_not_fit_are_refused(layers, words):
-    with pytest.raises(WireError, match=words):
-        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
-
-
-def test_convolutions_travel():
-    snapshot = snapshot_of(network(*MINATAR, outputs=4))
-    received = decode_snapshot(encode_snapshot(snapshot))
-    check_snapshot(received)
-    rows = pictures(MINATAR[0], 8)
-    assert (
-        ActingPolicy(received).forward(rows).tobytes()
-        == ActingPolicy(snapshot).forward(rows).tobytes()
-    )
-    assert received.layers[1].arrays["size"].dtype == np.int32
-
-
-def test_the_input_stays_as_it_is():
-    made = LAYERS["convolution"](**layer().arrays)
-    x = np.random.default_rng(0).standard_normal((1, 8, 60)).astype(np.float32)
-    before = x.copy()
-    assert made.act(x).shape == (1, 8, 24)
-    np.testing.assert_array_equal(x, before)

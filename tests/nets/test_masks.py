@@ -87,84 +87,53 @@ def test_what_is_forbidden_is_never_drawn_and_the_rest_as_often_as_it_should(kin
 
 
 @pytest.mark.parametrize("choices", [(9,), FACTORS])
-def test_log_probabilities_entropies_and_gradients(choices):
-    """Compiled and by torch, against loops over what is allowed and their central differences."""
+def test_log_probabilities_and_entropies(choices):
+    """Compiled and by torch, against loops over what is allowed; tests/learner/test_compiled.py
+    compares the gradients."""
     rng = np.random.default_rng(2)
-    discrete, many = spaces.Discrete(9), len(choices) > 1
-    space = spaces.MultiDiscrete(choices) if many else discrete
+    space = spaces.MultiDiscrete(choices) if len(choices) > 1 else spaces.Discrete(9)
     spec = EnvironmentSpec("X-v0", BOX, space, action_mask="info")
     config = TrainConfig(env="X-v0", algorithm="ppo", hidden_sizes=(), normalize_observations=False)
     torch.manual_seed(0)
     policy = model.policy(spec, config)
-    width = sum(choices)
     with torch.no_grad():
-        policy.network[-1].weight.normal_(0, 2)
-        policy.network[-1].bias.normal_(0, 2)
+        for parameter in policy.parameters():
+            parameter.normal_(0, 2)
     allowed = random_masks(rng, choices, ROWS)
-    actions = np.stack(
-        [
-            [rng.choice(np.flatnonzero(part)) for part in of_each_factor(row, choices)]
-            for row in allowed
-        ]
-    ).astype(np.int32)
+    drawn = [
+        [rng.choice(np.flatnonzero(part)) for part in of_each_factor(row, choices)]
+        for row in allowed
+    ]
+    actions = np.array(drawn, np.int32)
     inputs = rng.standard_normal((ROWS, 3)).astype(np.float32)
-    samples = {
-        "inputs": inputs,
-        "actions": actions if len(choices) > 1 else actions[:, 0],
-        "action_masks": pack_masks(allowed),
-    }
-
-    def naive_outputs(logits):
-        log_probs, entropies = np.zeros(len(logits)), np.zeros(len(logits))
-        for row in range(len(logits)):
-            parts = (of_each_factor(each[row], choices) for each in (logits, allowed))
-            for factor, (part, yes) in enumerate(zip(*parts, strict=True)):
-                log_p, entropy, _ = naive(part, yes, actions[row, factor])
-                log_probs[row] += log_p
-                entropies[row] += entropy
-        return log_probs, entropies
+    samples = {"inputs": inputs, "action_masks": pack_masks(allowed)}
+    samples["actions"] = actions if len(choices) > 1 else actions[:, 0]
 
     weight, bias = (p.detach().numpy().astype(np.float64) for p in policy.network[-1].parameters())
     logits = inputs @ weight.T + bias
-    expected = naive_outputs(logits)
+    expected = np.zeros((2, ROWS))
+    for row in range(ROWS):
+        parts = (of_each_factor(each[row], choices) for each in (logits, allowed))
+        for factor, (part, yes) in enumerate(zip(*parts, strict=True)):
+            expected[:, row] += naive(part, yes, actions[row, factor])[:2]
     assert expected[1][1] == 0  # one choice alone
-    gradients = rng.standard_normal(ROWS).astype(np.float32), rng.standard_normal(ROWS).astype("f4")
-    # d loss / d logits by central differences, then the chain rule.
-    step, of_logits = 1e-5, np.zeros_like(logits)
-    for column in range(width):
-        ends = []
-        for sign in (1, -1):
-            moved = logits.copy()
-            moved[:, column] += sign * step
-            ends.append(
-                sum(s * out for s, out in zip(gradients, naive_outputs(moved), strict=True))
-            )
-        of_logits[:, column] = (ends[0] - ends[1]) / (2 * step)
-    assert (of_logits[~allowed] == 0).all()
-    of_bias, of_weight = of_logits.sum(axis=0), of_logits.T @ inputs
-
     compiled = in_training(policy).network
     assert type(compiled) is CompiledNetwork
     for network in (compiled, AutogradNetwork(policy)):
-        forward = network.forward(samples)
-        for got, wanted in zip(forward.outputs, expected, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-        gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        forward.backward(gradients, gradient)
-        got = dict(zip(("weight", "bias"), np.split(gradient, [3 * width]), strict=True))
-        np.testing.assert_allclose(got["bias"], of_bias, rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(got["weight"].reshape(width, 3), of_weight, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(network.outputs(samples), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", ["epsilon_greedy", "epsilon_greedy_distribution"])
-def test_epsilon_greedy_draws_and_maximises_over_what_is_allowed(kind):
+def test_epsilon_greedy_draws_and_maximises_over_what_is_allowed(kind, masked):
     rng = np.random.default_rng(3)
     actions, support = 9, floats(-3, 1, 4)
-    allowed, noise = random_masks(rng, (actions,), 500), rng.random((500, 2))
+    allowed, noise = random_masks(rng, (actions,), 500) | (not masked), rng.random((500, 2))
     noise[:2, 1] = 0, np.nextafter(1, 0)
     arrays = {"epsilon": floats(0.5), "repeat": floats(0)}
     if kind == "epsilon_greedy":
         output = rng.standard_normal((500, actions))
+        output[:9, 2] = output[:9, 5] = 4.0  # of equal values, the first
         values = output
     else:
         arrays["support"] = support
@@ -172,15 +141,14 @@ def test_epsilon_greedy_draws_and_maximises_over_what_is_allowed(kind):
         p = np.exp(output.reshape(500, actions, 3))
         values = (p / p.sum(axis=2, keepdims=True) * support).sum(axis=2)
     head = HEADS[kind](output.shape[1], **arrays)
-    seen = {"action_masks": pack_masks(allowed)}
-    taken, greedy = head.sample(output, noise, seen), head.greedy(output, seen)
+    seen = ({"action_masks": pack_masks(allowed)},) * masked
+    taken, greedy = head.sample(output, noise, *seen), head.greedy(output, *seen)
     for row in range(500):
         choices = [action for action in range(actions) if allowed[row, action]]
         best = max(choices, key=lambda action, row=row: values[row, action])
         anything = choices[math.floor(noise[row, 1] * len(choices))]
         assert greedy[row] == best
         assert taken[row] == (anything if noise[row, 0] < 0.5 else best)
-    assert (allowed.sum(axis=1) == 1).any()
 
 
 @pytest.mark.parametrize("kind", ["categorical", "factored", "epsilon_greedy"])

@@ -13,7 +13,7 @@ from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
 from flame_rl.run.policy import Policy
 from flame_rl.wire.messages import Layer, PolicySnapshot
-from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for
+from tests.helpers import described, environment_id, plain, request_for
 
 WANDERING = environment_id("Wandering")
 
@@ -64,12 +64,6 @@ def test_an_episode_remembers_its_own_steps_from_its_first(summing):
         np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))
 
 
-def test_neighbours_and_order_change_no_bit(summing):
-    together = list(collect(summing, range(40)))
-    for part in ([39], [3, 4], list(range(30, 0, -1))):
-        assert_same_episodes(collect(summing, part), [together[i] for i in part])
-
-
 def test_a_step_leaves_the_states_of_other_slots(summing):
     policy = ActingPolicy(summing)
     states = policy.states(16)
@@ -83,13 +77,6 @@ def test_a_step_leaves_the_states_of_other_slots(summing):
     states.begin(np.array([9, 15]))
     expected[[9, 15]] = 0
     np.testing.assert_allclose(states.arrays[0][:, 0], expected)
-
-
-def test_states_that_are_forgotten_are_refused(summing):
-    policy = ActingPolicy(summing)
-    assert policy.remembers
-    with pytest.raises(ValueError, match="this policy remembers"):
-        policy.forward(np.zeros((8, 1), np.float32))
 
 
 def test_an_agent_remembers_until_an_episode_begins(summing):

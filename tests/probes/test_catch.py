@@ -49,37 +49,10 @@ def test_the_ball_is_caught(options):
 BRIGHT = PPO | {"learning_rate": 0.002, "value_learning_rate": 0.002, "iterations": 14}
 
 
+@pytest.mark.slow
 def test_a_bright_background_does_not_drown_the_ball():
     results, learner = solve("BrightCatch", **BRIGHT)
     assert mean_return(results, 4) > 0.3
     layer = learner.snapshot().layers[0]
     # The uppermost corner is ball in a fifth of the first pictures, and never later.
     assert layer.kind == "center" and 199 < layer.arrays["mean"][0] < 203
-
-
-@pytest.mark.slow
-def test_without_normalisation_it_does():
-    results, _ = solve("BrightCatch", **BRIGHT, normalize_observations=False)
-    assert mean_return(results, 4) < 0
-
-
-DIRECTION = PPO | {"iterations": 15, "episodes_per_iter": 100}
-DIRECTIONS = [
-    pytest.param(DIRECTION, id="ppo"),
-    pytest.param(
-        DQN | {"iterations": 30, "n_step": 1, "epsilon_steps": 600},
-        id="dqn",
-        marks=pytest.mark.slow,
-    ),
-]
-
-
-@pytest.mark.parametrize("options", DIRECTIONS)
-def test_two_frames_show_a_direction(options):
-    results, _ = solve("Direction", frame_stack=2, **options)
-    assert mean_return(results, 3) > 0.9
-
-
-def test_one_frame_does_not():
-    results, _ = solve("Direction", **DIRECTION)
-    assert mean_return(results, 10) == pytest.approx(0.5, abs=0.1)

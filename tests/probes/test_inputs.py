@@ -71,5 +71,4 @@ def test_it_learns_quicker_where_the_critic_alone_sees_what_is_hidden():
     seeds = range(3)
     whole = [probability_of_right({"policy_observations": ("seen",)}, seed) for seed in seeds]
     part = [probability_of_right({"observe": ("seen",)}, seed) for seed in seeds]
-    print(whole, part)
     assert min(whole) > max(part)

@@ -105,6 +105,16 @@ def test_every_algorithm_is_probed():
     assert {variant.values[0]["algorithm"] for variant in probed} == ALGORITHMS.keys()
 
 
+def crossed(probes: list[tuple], variants: list) -> list:
+    """The first variant with every probe, and every other one with the first probe, the hardest."""
+    pairs = [(probe, variants[0]) for probe in probes]
+    pairs += [(probes[0], variant) for variant in variants[1:]]
+    return [
+        pytest.param(*probe, *variant.values, id=f"{probe[0]}-{variant.id}", marks=variant.marks)
+        for probe, variant in pairs
+    ]
+
+
 def action_values(learner: Learner, observation: float) -> np.ndarray:
     """Of both actions, as the actors compute them."""
     snapshot = learner.snapshot()
@@ -115,16 +125,18 @@ def action_values(learner: Learner, observation: float) -> np.ndarray:
     return weights @ snapshot.head.arrays["support"] / weights.sum(axis=1)
 
 
-@pytest.mark.parametrize("variant", OF_DISCRETE_ACTIONS)
 @pytest.mark.parametrize(
-    ("name", "gamma", "values"),
-    [
-        ("ConstantReward", 0.9, {1.0: 3.0}),
-        ("ObservationReward", 0.9, {1.0: 2.0, -1.0: -2.0}),
-        ("TwoSteps", 0.5, {1.0: 1.0, 0.0: 0.5}),
-        # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
-        ("Endless", 0.8, {1.0: 5.0}),
-    ],
+    ("name", "gamma", "values", "variant"),
+    crossed(
+        [
+            # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
+            ("Endless", 0.8, {1.0: 5.0}),
+            ("ConstantReward", 0.9, {1.0: 3.0}),
+            ("ObservationReward", 0.9, {1.0: 2.0, -1.0: -2.0}),
+            ("TwoSteps", 0.5, {1.0: 1.0, 0.0: 0.5}),
+        ],
+        OF_DISCRETE_ACTIONS,
+    ),
 )
 def test_action_values_are_the_known_ones(name, gamma, values, variant):
     _, learner = solve(name, **(QUICK_REPLAY | {"gamma": gamma} | variant))
@@ -143,15 +155,15 @@ def test_replayed_values_with_v_trace_are_the_known_ones(name, gamma, values):
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [
-        *OF_DISCRETE_ACTIONS,
-        pytest.param(V_TRACE, id="impala"),
-        pytest.param(R2D2, id="r2d2", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
+    ("name", "best", "variant"),
+    crossed(
+        [("DelayedReward", 1), ("ActionReward", 1), ("ObservationAction", 4)],
+        [
+            *OF_DISCRETE_ACTIONS,
+            pytest.param(V_TRACE, id="impala"),
+            pytest.param(R2D2, id="r2d2", marks=pytest.mark.slow),
+        ],
+    ),
 )
 def test_replayed_experience_teaches_the_known_answer(name, best, variant):
     results, learner = solve(name, **(QUICK_REPLAY | variant))
@@ -171,15 +183,17 @@ def test_replayed_experience_finds_a_continuous_optimum_between_any_bounds(varia
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("name", "best"),
-    [
-        ("ActionReward", 1),
-        ("ObservationAction", 4),
-        ("DelayedReward", 1),
-        ("LargeObservationAction", 4),
-    ],
+    ("name", "best", "variant"),
+    crossed(
+        [
+            ("DelayedReward", 1),
+            ("ActionReward", 1),
+            ("ObservationAction", 4),
+            ("LargeObservationAction", 4),
+        ],
+        VARIANTS,
+    ),
 )
 def test_learns_the_known_answer(name, best, variant):
     if name == "LargeObservationAction":
@@ -212,19 +226,18 @@ def test_finds_a_continuous_optimum_between_any_bounds(variant):
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
-WITH_VALUES = VARIANTS[2:]
-
-
-@pytest.mark.parametrize("variant", WITH_VALUES)
 @pytest.mark.parametrize(
-    ("name", "options", "values"),
-    [
-        ("ConstantReward", {}, {1.0: 3.0}),
-        ("ObservationReward", {}, {1.0: 2.0, -1.0: -2.0}),
-        ("TwoSteps", {"gamma": 0.5}, {1.0: 1.0, 0.0: 0.5}),
-        # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
-        ("Endless", {"gamma": 0.9, "iterations": 60, "epochs": 5}, {1.0: 10.0}),
-    ],
+    ("name", "options", "values", "variant"),
+    crossed(
+        [
+            # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
+            ("Endless", {"gamma": 0.9, "iterations": 60, "epochs": 5}, {1.0: 10.0}),
+            ("ConstantReward", {}, {1.0: 3.0}),
+            ("ObservationReward", {}, {1.0: 2.0, -1.0: -2.0}),
+            ("TwoSteps", {"gamma": 0.5}, {1.0: 1.0, 0.0: 0.5}),
+        ],
+        VARIANTS[2:],
+    ),
 )
 def test_state_values_are_the_known_ones(name, options, values, variant):
     _, learner = solve(name, value_epochs=10, **(variant | options))

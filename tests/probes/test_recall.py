@@ -28,46 +28,7 @@ def test_five_steps_are_remembered(memory):
     assert mean_return(results, 3) > 0.95
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["reinforce", "a2c"])
-def test_five_steps_are_remembered_by_other_learners(algorithm):
-    results, _ = solve("Recall", memory="lstm", **PPO | {"algorithm": algorithm})
-    assert mean_return(results, 3) > 0.95
-
-
-@pytest.mark.slow
-def test_five_steps_are_remembered_by_replayed_sequences():
-    """Each sequence is a whole episode."""
-    settings = {
-        "algorithm": "r2d2",
-        "memory": "gru",
-        "memory_size": 16,
-        "hidden_sizes": (16,),
-        "warm_up_steps": 200,
-        "batch_size": 16,
-        "sequence_length": 5,
-        "burn_in": 5,
-        "updates_per_step": 0.2,
-        "epsilon_steps": 1_500,
-        "epsilon_end": 0.02,
-        "learning_rate": 0.005,
-        "tau": 0.05,
-    }
-    results, _ = solve("Recall", **settings)
-    assert results[0].reward_mean < 0.75
-    assert mean_return(results, 3) > 0.9
-
-
 def test_without_a_memory_half_of_the_episodes_are_paid():
     """The last observation is always 0: whatever it does then is right with probability 1/2."""
     results, _ = solve("Recall", memory="none", **PPO | {"iterations": 25})
     assert mean_return(results, 15) == pytest.approx(0.5, abs=0.08)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-@pytest.mark.parametrize("name", ["Recall10", "Recall30"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_more_steps_are_remembered(name, memory, seed):
-    results, _ = solve(name, memory=memory, seed=seed, **PPO | {"iterations": 60})
-    assert mean_return(results, 5) > 0.95
