@@ -27,9 +27,10 @@ from flamepy.runner.runner import RunnerService
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.cluster import Capacity, ExecutorRequest, capacity_of, connect
+from flame_rl.backends.flame.cluster import Capacity, capacity_of, connect
 from flame_rl.backends.flame.package import Application
 from flame_rl.backends.flame.session import Counters, Session
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, Flame, finish, run, start
 from tests.helpers import SOON
@@ -349,13 +350,13 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
     connect(threading.Event())
     nodes = flamepy.core.client.list_nodes()
-    capacity = capacity_of(nodes, ExecutorRequest(48))
+    capacity = capacity_of(nodes, Execution(executors=48))
     assert capacity == Capacity(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
     asked = Mock()
     open_session("x", asked, Mock(), capacity)
     assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": capacity.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
-        capacity_of(nodes, ExecutorRequest(100))
+        capacity_of(nodes, Execution(executors=100))
 
 
 def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) -> None:
@@ -368,13 +369,13 @@ def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) ->
     assert len(memory_here.objects) == 3
     assert janitor.clean_up(10.0)
     assert memory_here.objects == {}
-    janitor.dismiss()
+    janitor.end(dismissed=True)
 
 
 def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:
     """flamepy by itself watches ten."""
     connect(threading.Event())
-    capacity = capacity_of(flamepy.core.client.list_nodes(), ExecutorRequest())
+    capacity = capacity_of(flamepy.core.client.list_nodes(), Execution())
     assert capacity == Capacity(12)
     compat.watch_at_once(capacity.in_flight)
     spec = SessionAttributes(id="many", application="flmrun", min_instances=0)

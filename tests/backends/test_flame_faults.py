@@ -174,7 +174,7 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
     finished = finish(process, tmp_path)
     assert_undisturbed(finished, local(*flags))
     assert finished.timing("retries") >= 3
-    assert finished.out.count("An executor was lost: 1 of 2 left.") == 1
+    assert finished.out.count("1 of 2 executors are working (1 unbinding).") == 1
     fragile.assert_nothing_left()
 
 
@@ -273,7 +273,6 @@ def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
         flame.start("executor-manager")
         finished = finish(process, tmp_path, seconds=2400)
         assert_undisturbed(finished, local(*PACE))
-        assert "2 executors were lost: 0 of 2 left." in finished.out
         assert "giving up in 1" in finished.out
         assert finished.out.count("The cluster works again.") == 1
         flame.assert_nothing_left()

@@ -106,17 +106,6 @@ def test_a_link_in_the_users_package_is_refused(beside, tmp_path):
         staged(tmp_path, "my_envs:Mine-v0")
 
 
-@pytest.mark.parametrize(
-    ("env_id", "named"), [("dist:X-v0", "dist"), ("mine:X-v0", "mine/inner/venv")]
-)
-def test_a_folder_that_flamepy_leaves_out_is_refused(beside, tmp_path, env_id, named):
-    for name in ("dist", "mine", "mine/inner", "mine/inner/venv"):
-        (beside / name).mkdir(exist_ok=True)
-        (beside / name / "__init__.py").touch()
-    with pytest.raises(UsageError, match=f"{named}: Flame's client never sends a folder"):
-        stage_package(tmp_path, Environment(env_id))
-
-
 def test_a_module_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError, match="module 'nowhere'"):
         staged(tmp_path, "nowhere:Mine-v0")
@@ -201,7 +190,7 @@ def test_several_agents_ask_for_their_packages(beside, tmp_path, monkeypatch, en
     (beside / "own_teams").mkdir()
     (beside / "own_teams" / "__init__.py").write_text("from pettingzoo import butterfly\n")
     (beside / "own_teams" / "both_v3.py").write_text(
-        "import pettingzoo.sisl.multiwalker_v9\nimport mpe2.simple_v3\nfrom . import supersuit\n"
+        "import pettingzoo.sisl.multiwalker_v9\nimport mpe2.simple_v3\n"
     )
     package, files = staged(tmp_path, env_id)
     asked = dict(requirement.split("==") for requirement in package)

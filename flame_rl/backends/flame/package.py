@@ -6,12 +6,13 @@ The package is a staging folder made for the run. Other files beside main.py (ru
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -154,37 +155,30 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
         shutil.copy(found.origin, folder / Path(found.origin).name)
         return {}
     source = Path(places[0])
-    if name in (*compat.LEFT_OUT, "dist"):
-        _refuse_name(source)
     for path in source.rglob("*"):
         if path.is_symlink():
             raise UsageError(
                 f"--env, --wrapper: {path} is a symbolic link; it could lead to files that must "
                 "not leave this machine, so a package that holds one is not sent to the cluster"
             )
-        if path.name in compat.LEFT_OUT and (path / "__init__.py").exists():
-            _refuse_name(path)
     shutil.copytree(source, folder / name, ignore=_IGNORED)
     return {}
 
 
-def _refuse_name(path: Path) -> None:
-    raise UsageError(
-        f"--env, --wrapper: {path}: Flame's client never sends a folder of the name {path.name}; "
-        "rename it"
-    )
-
-
 def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> dict[str, str]:
     """PettingZoo with the extras that an environment of several agents needs, and what else of
-    `PACKAGES` it or the user's staged files import, with versions."""
+    `PACKAGES` its module or the user's staged files name, with versions."""
     own = [path for path in folder.rglob("*.py") if not path.is_relative_to(folder / _ROOT.name)]
-    named = set(modules).union(*map(_imports, own))
+    lines = [
+        re.findall(r"(?m)^\s*(?:import|from) .*", path.read_text("utf-8", "replace"))
+        for path in own
+    ]
+    text = "\n".join(itertools.chain(modules, *lines))
     try:
         known = importlib.metadata.metadata("pettingzoo").get_all("Provides-Extra")
-        families = (name.split(".")[1] for name in named if name.startswith("pettingzoo."))
+        families = re.findall(r"\bpettingzoo(?:\.| import )(\w+)", text)
         extras = ",".join(sorted(set(families) & set(known)))
-        needed = {"pettingzoo"} | {name.partition(".")[0] for name in named} & set(PACKAGES)
+        needed = {"pettingzoo"} | set(PACKAGES) & set(re.findall(r"\w+", text))
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
@@ -194,18 +188,6 @@ def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> 
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")
     return found
-
-
-def _imports(path: Path) -> set[str]:
-    """The dotted names of the modules that a file imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except SyntaxError:  # importing it says more
-        return set()
-    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    origins = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level]
-    # `from pettingzoo import sisl` names a module, too.
-    return named | {f"{node.module}.{alias.name}" for node in origins for alias in node.names}
 
 
 def digest_of(folder: Path) -> str:

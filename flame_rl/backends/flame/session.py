@@ -28,9 +28,6 @@ from flame_rl.backends.flame.package import Application
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
 
-# A lost node's tasks are given up when nothing has come for this long.
-QUIET_SECONDS = 5.0
-
 
 @dataclass
 class Counters:
@@ -76,13 +73,8 @@ class Session:
 
         self._service = call_with_timeout(compat.CALL_SECONDS, open_service)
         self._weights: flamepy.core.cache.ObjectRef | None = None
-        # The task of each future, by Flame's name of it.
-        self._in_flight: dict[Future, str] = {}
+        self._in_flight: set[Future] = set()
         self.failures = 0
-        # Tasks that ran when executors were lost, the number of these, and when that was.
-        self._perhaps_lost: set[str] = set()
-        self._lost = 0
-        self._lost_at = 0.0
 
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones."""
@@ -124,7 +116,7 @@ class Session:
     ) -> Future[memoryview]:
         """A future of the task's answer, fetched; `answered` is called with it if a message."""
         outer: Future[memoryview] = Future()
-        inner, self._in_flight[outer] = compat.future_of(task)
+        self._in_flight.add(outer)
 
         def fetch(_: Future) -> None:
             try:
@@ -150,31 +142,10 @@ class Session:
                 self.failures += 1
                 _fail(outer, error)
             finally:
-                self._in_flight.pop(outer, None)
+                self._in_flight.discard(outer)
 
-        inner.add_done_callback(fetch)
+        compat.future_of(task).add_done_callback(fetch)
         return outer
-
-    def lose(self, executors: int) -> None:
-        """This number of executors is lost, and with them the tasks that they run. Flame does not
-        say which these are, and would queue them again only after 30 s."""
-        for task in list(self._in_flight.values()):
-            with contextlib.suppress(FlameError):
-                if compat.is_running(self._service, task):
-                    self._perhaps_lost.add(task)
-        self._lost += executors
-        self._lost_at = time.monotonic()
-
-    def give_up_lost(self) -> None:
-        """Fail the futures of lost tasks, so that they are sent again: those that are left once the
-        others that ran at the loss are answered, or once nothing comes any more."""
-        left = [f for f, task in list(self._in_flight.items()) if task in self._perhaps_lost]
-        quiet = time.monotonic() - max(self._lost_at, self._counters.last_result) > QUIET_SECONDS
-        if len(left) <= self._lost or quiet:
-            for future in left:
-                _fail(future, ConnectionError("the node that ran the task was lost"))
-            self._perhaps_lost.clear()
-            self._lost = 0
 
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
@@ -188,10 +159,6 @@ class Session:
     def close(self) -> bool:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
         return compat.close_session(self.id)
-
-    def settled(self) -> bool:
-        """Whether every task has been answered or has failed."""
-        return not self._in_flight
 
     def events(self) -> list[Event]:
         """What Flame reports about the session. Raises FlameError."""
