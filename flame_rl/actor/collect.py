@@ -282,21 +282,15 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
         return f"{request.agents} agents are asked for, and this environment has {simulator.agents}"
     if (width := simulator.observations.shape[1]) != (expected := policy.observation_dim):
         return f"the policy is for observations of {expected} numbers, and these have {width}"
-    known = {name: (str(a.dtype), a.shape[1:]) for name, a in simulator.recorded.items()}
-    known["actions"] = policy.head.dtype, policy.head.shape
+    known = {n: (a.dtype, a.shape[1:], n == ACTION_MASKS) for n, a in simulator.recorded.items()}
+    known["actions"] = policy.head.dtype, policy.head.shape, False
     # Bytes beside numbers lie as float32 in the simulator, and are recorded as bytes.
-    known |= {column.name: (column.dtype, column.shape) for column in simulator.observed}
-    by_observation = {*(column.name for column in simulator.observed), ACTION_MASKS}
+    known |= {column.name: (column.dtype, column.shape, True) for column in simulator.observed}
     for column in request.columns:
-        name = column.name
-        if name not in known:
-            return f"column {name[:40]!r} is none of {', '.join(known)}"
-        asked, found = (column.dtype, column.shape), known[name]
-        if asked != found:
-            texts = [f"{dtype} of shape {shape}" for dtype, shape in (asked, found)]
-            return f"column {name}: {texts[0]} is asked for where there is {texts[1]}"
-        if column.per_observation != (name in by_observation):
-            return f"column {name}: only observations, and masks, have one row more than steps"
+        if known.get(column.name) != (column.dtype, column.shape, column.per_observation):
+            return (
+                f"column {column.name[:40]!r}: {column} is asked for, and here are {known!s:.500}"
+            )
     return ""
 
 

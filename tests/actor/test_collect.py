@@ -308,13 +308,13 @@ def test_a_fault_in_a_structured_observation_names_the_part(fault, words):
 
 def test_columns_that_nobody_has_are_refused():
     fitting = columns_of("CartPole-v1")
-    for wrong, words in (
-        (Column("pictures", "uint8", (3,), per_observation=True), "'pictures' is none of"),
-        (Column("actions", "float32", (2,), per_observation=False), "column actions: float32"),
-        (Column("rewards", "float64", (), per_observation=True), "column rewards: only"),
+    for wrong in (
+        Column("pictures", "uint8", (3,), per_observation=True),
+        Column("actions", "float32", (2,), per_observation=False),
+        Column("rewards", "float64", (), per_observation=True),
     ):
         failure = collect("CartPole-v1", [0], columns=(*fitting[:1], wrong))
-        assert failure.kind == "garbled" and words in failure.message
+        assert failure.kind == "garbled" and f"column {wrong.name!r}: " in failure.message
     failure = collect("CartPole-v1", [0], random_snapshot(3, 2, False))
     assert failure.kind == "garbled" and "3 numbers, and these have 4" in failure.message
 

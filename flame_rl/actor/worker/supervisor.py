@@ -11,7 +11,6 @@ import fcntl
 import os
 import select
 import signal
-import struct
 import subprocess
 import tempfile
 import threading
@@ -60,21 +59,19 @@ class Limits(NamedTuple):
 
 
 class _Player(ChildProcess):
-    """The child, and what its supervisor remembers of it: files for the traceback of a crash and
-    for its progress, whether it was ever asked anything, so that it may have environments, the
-    encoded weights that it holds, the episodes played, and its peak memory at its last answer."""
+    """The child, and what its supervisor remembers of it: a file for the traceback of a crash,
+    whether it was ever asked anything, so that it may have environments, the encoded weights that
+    it holds, the episodes played, and its peak memory at its last answer."""
 
     def __init__(self) -> None:
         self.asked, self.sent = False, None
         self.episodes = self.memory_bytes = 0
         self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self.progress = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         # The child holds the other end and dies when this one closes, with its supervisor.
         lifeline, held = os.pipe()
         self._lifeline = os.fdopen(held, "wb", buffering=0)
-        descriptors = [self.last_words.fileno(), lifeline, self.progress.fileno()]
         try:
-            super().__init__("flame_rl.actor.worker.child", descriptors)
+            super().__init__("flame_rl.actor.worker.child", [self.last_words.fileno(), lifeline])
         finally:
             os.close(lifeline)
         for pipe in (self.questions, self.answers):
@@ -84,8 +81,8 @@ class _Player(ChildProcess):
 
     def end(self, seconds: float = 0.0) -> bool:
         in_time = super().end(seconds)
-        for file in (self.last_words, self.progress, self._lifeline):
-            file.close()
+        self.last_words.close()
+        self._lifeline.close()
         return in_time
 
     def ending(self, error: OSError) -> str:
@@ -108,7 +105,8 @@ class Worker:
         """`warn` is told of a child that was killed because it did not end by itself."""
         self._warn = warn
         self._child: _Player | None = None
-        self._closed = self._playing = False
+        self._closed = False
+        self._played = 0, 0
         self._calling = threading.RLock()
 
     @property
@@ -120,12 +118,7 @@ class Worker:
     def played(self) -> tuple[int, int]:
         """The numbers of episodes and env steps of the task that the child is at, as of now; for
         any thread."""
-        child = self._child
-        if child is not None and self._playing:
-            # It may have just ended, or just begun.
-            with contextlib.suppress(ValueError, OSError, struct.error):
-                return PROGRESS.unpack(os.pread(child.progress.fileno(), PROGRESS.size, 0))
-        return 0, 0
+        return self._played
 
     def start(self) -> None:
         """Start the child unless it runs. Raises BrokenPipeError after `close`."""
@@ -166,11 +159,8 @@ class Worker:
             return [request] if self._child.sent == snapshot else [snapshot, request]
 
         with self._calling:
-            if self._child is not None:
-                self._child.progress.truncate(0)  # of the task before
-            self._playing = True
             answer = self._call(frames, limits.deadline, withdrawn)
-            self._playing = False
+            self._played = 0, 0
             if (child := self._child) is not None:
                 child.sent = snapshot
                 child.episodes += limits.episodes
@@ -227,8 +217,8 @@ class Worker:
             for frame in frames():
                 write_frame(child.questions, frame, wait)
             answer, child.memory_bytes = read_frame(child.answers, wait)
-            if not answer:
-                kind = "crash"
+            while len(answer) == PROGRESS.size and time.monotonic() < limit:
+                kind, self._played = "crash", PROGRESS.unpack(answer)
                 answer, child.memory_bytes = read_frame(child.answers, wait)
             packing.message_type(answer)
             return answer

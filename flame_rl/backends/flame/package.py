@@ -66,20 +66,6 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 """
 
 
-def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
-    """What an environment needs on an executor: the modules that make it and its wrappers, without
-    Gymnasium's own, and the extras of Gymnasium (LunarLander needs Box2D, say)."""
-    env_id = environment.env_id
-    own = env_id if has_agents(env_id) else env_id.rpartition(":")[0]
-    wrappers = [name.rpartition(":")[0] for name in environment.wrapper]
-    spec = gymnasium.registry.get(env_id)
-    box2d = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
-    # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
-    return tuple(
-        dict.fromkeys(filter(None, (own, *wrappers)))
-    ), "box2d,mujoco" if box2d else "mujoco"
-
-
 def stage_package(folder: Path, environment: Environment, install: bool = True) -> list[str]:
     """Fill `folder` with what an executor needs to collect episodes of an environment; returns the
     dependencies, pinned to the learner's own versions.
@@ -101,15 +87,19 @@ def stage_package(folder: Path, environment: Environment, install: bool = True) 
         shutil.copytree(_ROOT / name, target / name, ignore=_IGNORED)
     shutil.copy(_ROOT / "__init__.py", target)
     pinned = {name: version for name, version in versions().items() if name != "python"}
-    several = has_agents(environment.env_id)
-    modules, extras = needs(environment)
-    present = {*pinned, *(PACKAGES if several else ())}
+    env_id, spec = environment.env_id, gymnasium.registry.get(environment.env_id)
+    several = has_agents(env_id)
+    modules = [name.rpartition(":")[0] for name in environment.wrapper]
+    modules += [env_id if several else env_id.rpartition(":")[0]]
+    present = {"", *pinned, *(PACKAGES if several else ())}
+    box2d = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
+    # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
+    extras = "box2d,mujoco" if box2d else "mujoco"
     pinned[f"gymnasium[{extras}]"] = pinned.pop("gymnasium")
-    for top in dict.fromkeys(module.partition(".")[0] for module in modules):
-        if top not in present:
-            pinned |= _ship_module(top, folder)
+    for top in {module.partition(".")[0] for module in modules} - present:
+        pinned |= _ship_module(top, folder)
     if several:
-        pinned |= _packages_of_agents(environment.env_id, modules, folder)
+        pinned |= _packages_of_agents(env_id, modules, folder)
     dependencies = sorted(f"{name}=={version}" for name, version in pinned.items() if install)
     (folder / "flame_rl_wheel.py").write_text(_BUILD)
     (folder / "pyproject.toml").write_text(_PROJECT.format(dependencies=json.dumps(dependencies)))
@@ -165,7 +155,7 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
     return {}
 
 
-def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> dict[str, str]:
+def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[str, str]:
     """PettingZoo with the extras that an environment of several agents needs, and what else of
     `PACKAGES` its module or the user's staged files name, with versions."""
     own = [path for path in folder.rglob("*.py") if not path.is_relative_to(folder / _ROOT.name)]
