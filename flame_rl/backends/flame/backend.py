@@ -99,11 +99,13 @@ class FlameBackend:
         self._reopened_for = 0
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
-        self._deploy()
         try:
+            self._deploy()
             self._open_session()
         except Exception as error:
-            self._janitor.clean_up(DRAIN_SECONDS)
+            self._janitor.end(dismissed=self._janitor.clean_up(DRAIN_SECONDS))
+            if isinstance(error, UsageError | RunError):
+                raise
             raise RunError(f"Flame did not open a session: {error}") from error
 
     @property
