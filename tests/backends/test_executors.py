@@ -13,7 +13,7 @@ from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor, versions
 from flame_rl.backends.flame import executors
-from flame_rl.backends.flame.cluster import Capacity, capacity_of, memory_share
+from flame_rl.backends.flame.cluster import Capacity, capacity_of
 from flame_rl.backends.flame.compat import batch_past
 from flame_rl.backends.flame.executors import ExecutorMonitor, Hosts, count
 from flame_rl.settings.execution import Execution
@@ -230,21 +230,14 @@ def capacity(nodes: list[pb.Node], executors: int | None = None, workers: int = 
     return capacity_of(nodes, Execution(executors=executors, workers_per_executor=workers))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "executors", "share"),
-    [([24], 10, 2), ([24], 1, 24), ([24], 25, 0), ([10, 4], 3, 4), ([8, 8], 3, 4), ([], 1, 0)],
-)
-def test_executors_share_the_memory_of_the_nodes(nodes, executors, share) -> None:
-    assert memory_share(nodes, executors) == share
-
-
 def test_only_nodes_that_are_ready_have_room() -> None:
     nodes = [node("a"), node("b", "NotReady", 64), node("c", "Unknown", 64), node("d", cores=3)]
     assert capacity(nodes) == Capacity(5)
     assert capacity(nodes[1:3]) == Capacity(1)
-    # Half of the memory is for other runs.
-    assert capacity(nodes, 8).claim == ResourceRequirement(cpu=0, memory=1 << 30)
-    assert capacity(nodes, 64).claim == ResourceRequirement(cpu=0, memory=256 << 20)
+    # Half of the memory is for other runs, and none of it reaches from one node to the next.
+    for number, megabytes in ((8, 1024), (64, 256), (1, 4096), (3, 2048)):
+        claim = ResourceRequirement(cpu=0, memory=megabytes << 20)
+        assert capacity(nodes, number).claim == claim
     # With tasks that wait Flame would start more.
     assert (capacity(nodes, 8).in_flight, capacity(nodes).in_flight) == (8, 10)
     with pytest.raises(UsageError, match="no node of the cluster is ready"):

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -431,29 +430,3 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
     assert finished.metrics == local(*PACE)
     told = {"broken": "Node gamma cannot start executors: ", "away": "no sign of node gamma"}
     assert told[fault] in finished.out
-
-
-@pytest.mark.cluster
-@pytest.mark.nodes
-@pytest.mark.slow
-def test_a_slow_node_sets_nobodys_pace(project: Path, local, tmp_path: Path) -> None:
-    """An episode has 20 steps of 10 ms, on the node gamma ten times as long. What the sum of speeds
-    allows follows from three equal nodes on the same machine."""
-    flags = ("--env", "pace_env:SlowOnGamma-v0", "--iterations", "12", "--episodes-per-iter", "96")
-    took = {}
-    for third in ("delta", "gamma"):
-        folder = tmp_path / third
-        folder.mkdir()
-        with FlameNodes(folder / "cluster") as flame:
-            names = {"alpha", "beta", third}
-            for name in names:
-                flame.start_node(name, cores=1)
-            wait_until(lambda f=flame, n=names: f.nodes() == dict.fromkeys(n, "Ready"))
-            finished = run(project, folder, flame.environment, *flags)
-        assert finished.code == 0, finished.err
-        assert finished.metrics == local(*flags)
-        print(third, finished.collecting)
-        took[third] = statistics.median(finished.collecting[4:])
-    # The environment alone takes 19.2 s at speed 1.
-    assert took["delta"] <= 1.15 * 19.2 / 3
-    assert took["gamma"] <= 1.15 * took["delta"] * 3 / 2.1
