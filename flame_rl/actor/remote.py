@@ -74,10 +74,6 @@ class Collector:
         self._worker.close()
         os._exit(0)
 
-    def about(self) -> pyarrow.RecordBatch:
-        """What this executor runs, in a `column`."""
-        return column(self._about, self._about)
-
     def collect(
         self,
         snapshot: np.ndarray,

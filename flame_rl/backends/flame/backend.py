@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-from concurrent.futures import wait
 from dataclasses import replace
 
 import grpc
@@ -85,7 +84,7 @@ class FlameBackend:
         self._stop = stop
         self._checked_at = 0.0
         self._most_episodes = 1
-        self._started = self._closed = False
+        self._closed = False
         self._counters = Counters()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context = connect(stop)
@@ -142,8 +141,6 @@ class FlameBackend:
         self._encoded = codec.encode_snapshot(snapshot)
         try:
             self._began = time.monotonic()
-            self._await_executor()
-            self._began = time.monotonic()
             self._follow_nodes()
             self._most_episodes = max(self._sizes.split(len(request.indices)))
             try:
@@ -194,20 +191,15 @@ class FlameBackend:
         self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
-        for attempt in range(2):
-            try:
-                self._session = Session(
-                    self._application, self._capacity, self._janitor, self._counters
-                )
-                break
-            except FlameError:
-                if attempt or client.get_application(self._application.name) is not None:
-                    raise
-                # Another run has removed it with its own end, while this one had no session of it.
-                self._deploy(self._shared)
-        if not self._started:
-            # Asked at once, so that executors start while the learner imports torch.
-            self._first_answer = self._session.about()
+        given = self._capacity, self._janitor, self._counters
+        try:
+            self._session = Session(self._application, *given)
+        except FlameError:
+            if client.get_application(self._application.name) is not None:
+                raise
+            # Another run has removed it with its own end, while this one had no session of it.
+            self._deploy(self._shared)
+            self._session = Session(self._application, *given)
 
     def _reopen(self, reason: str, own_name: bool = False) -> None:
         """Leave the session for a new one, `own_name`: of an application that no other run shares;
@@ -299,23 +291,10 @@ class FlameBackend:
 
     # While episodes are awaited
 
-    def _await_executor(self) -> None:
-        """Wait until a first executor has said what it runs: this machine's versions."""
-        while not self._started:
-            first = self._first_answer
-            wait([first], timeout=STOP_POLL_SECONDS)
-            if self._stop.is_set():
-                raise Interrupted
-            if not first.done():
-                self._check()
-            elif error := first.exception():
-                raise RunError(
-                    f"the first task on the cluster failed: {error}. {self._session.report()}"
-                ) from error
-            else:
-                self._started = True
-                self._counters.hosts.refuse_others()
-                self._monitor.over()
+    @property
+    def _started(self) -> bool:
+        """Whether any executor has ever given a result."""
+        return self._counters.last_result > 0
 
     def _check(self) -> None:
         """Called while waiting, before answers are read: refuses executors of other versions,

@@ -90,10 +90,6 @@ class Session:
         self._janitor.remember("weights", json.dumps(asdict(self._weights)))
         self._janitor.remember("cache", self._weights.endpoint)
 
-    def about(self) -> Future[memoryview]:
-        """Done once an executor has said what it runs."""
-        return self._track(self._service.about())
-
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
         """Send an encoded request for that number of episodes; returns the future of the encoded
         answer."""
@@ -112,9 +108,9 @@ class Session:
         )
 
     def _track(
-        self, task: ObjectFuture, answered: Callable[[memoryview], None] = lambda data: None
+        self, task: ObjectFuture, answered: Callable[[memoryview], None]
     ) -> Future[memoryview]:
-        """A future of the task's answer, fetched; `answered` is called with it if a message."""
+        """A future of the task's answer, fetched; `answered` is called with it."""
         outer: Future[memoryview] = Future()
         self._in_flight.add(outer)
 
@@ -126,10 +122,9 @@ class Session:
                 # Before anybody can read the answer.
                 self._counters.hosts.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
-                    if packing.is_message(data):
-                        answered(data)
-                        if packing.message_type(data) == "episodes":
-                            self._counters.last_result = time.monotonic()
+                    answered(data)
+                    if packing.message_type(data) == "episodes":
+                        self._counters.last_result = time.monotonic()
                 try:
                     outer.set_result(data)
                 except InvalidStateError:
