@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
-from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.wire.messages import Environment
 from tests.agents import relay_v0
@@ -244,12 +243,6 @@ def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypat
     del sys.modules["mujoco"]
     _, spec = describe(Environment("heavy_env:Heavy-v0"))
     assert "repeats itself" not in spec.note and "took" not in spec.note
-
-
-def test_an_environment_that_cannot_be_played_is_refused_at_once():
-    with pytest.raises(SimulatorError, match=r"API of Gymnasium.*expected 5, got 4") as caught:
-        describe(Environment(environment_id("FourValues")))
-    assert caught.value.kind == "environment"
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -63,29 +63,13 @@ def test_equals_collecting_in_this_process(worker):
     assert worker.pid == pid
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's pipes can be enlarged")
-@pytest.mark.parametrize("allowed", [True, False])
-def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
-    worker, allowed, monkeypatch
-):
-    sizes, really = [], fcntl.fcntl
-
-    def enlarge(pipe, command, size):
-        assert command == fcntl.F_SETPIPE_SZ
-        if not allowed:
-            raise PermissionError("too many pipes")
-        sizes.append((really(pipe, fcntl.F_GETPIPE_SZ), really(pipe, command, size)))
-
-    monkeypatch.setattr(fcntl, "fcntl", enlarge)
+def test_an_answer_may_be_larger_than_a_pipe_that_cannot_be_enlarged(worker, monkeypatch):
+    monkeypatch.setattr(fcntl, "fcntl", mock.Mock(side_effect=PermissionError("too many pipes")))
     snapshot, request = random_snapshot(4, 2, False), request_for("CartPole-v1", range(800))
     answer = collect(worker, request, snapshot)
     expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
     assert_same_episodes(answer, expected)
     assert answer.observations.nbytes > 2**18
-    if allowed:
-        ((before, after),) = sizes
-        assert after > before
-    assert bool(sizes) == allowed
 
 
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):

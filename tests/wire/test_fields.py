@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flame_rl.wire.fields import (
     MAX_TEXT_CHARACTERS,
@@ -153,24 +151,3 @@ def test_what_is_missing_is_named(name):
     data = {key: value for key, value in DATA.items() if key != name}
     with pytest.raises(WireError, match=f"^{name}: missing$"):
         from_data(Camera, data)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([*DATA, "zoom", "other"]),
-        st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-            lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(st.sampled_from(["name", "numbers", "x"]), inner)
-            ),
-            max_leaves=6,
-        ),
-    )
-)
-def test_of_any_data_nothing_but_a_camera_comes(changes):
-    try:
-        camera = from_data(Camera, DATA | changes)
-    except WireError:
-        return
-    assert from_data(Camera, to_data(camera)) == camera

@@ -96,18 +96,6 @@ def test_failure_and_description_round_trip():
         assert codec.decode_description(codec.encode_description(spec), "X-v0") == spec
 
 
-def test_what_has_no_reward_parts_says_nothing_of_them():
-    """Messages of most environments are as short as if there were no parts."""
-    header, _ = packing.unpack(codec.encode_request(REQUEST), "request")
-    assert header["environment"] == {
-        "env_id": "CartPole-v1",
-        "max_episode_steps": None,
-        "simulator": "auto",
-    }
-    assert b"reward" not in codec.encode_describe(Environment("X-v0"))
-    assert b"reward" not in codec.encode_description(spec_of(3, 2, True))
-
-
 @pytest.mark.parametrize("character", ["a", "\U0001f600", "\x1b", "\ud800", "\U000e0001"])
 def test_of_a_failure_of_any_length_both_ends_arrive(character):
     text = f"<{character * 200_000}>"
