@@ -24,9 +24,8 @@ from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.memory import own_bytes
 from flame_rl.actor.simulators.choose import plain_and_spec, plain_simulator
-from flame_rl.actor.simulators.forked import Note, in_fork
+from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
     SEED,

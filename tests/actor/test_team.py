@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.worker.supervisor import Limits
-from flame_rl.actor.worker.team import Team
+from flame_rl.actor.worker.supervisor import Limits, Team
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest
 from tests.helpers import (

@@ -19,8 +19,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.failure import SimulatorError, unusable
-from flame_rl.actor.memory import own_bytes
-from flame_rl.actor.simulators.forked import Note, in_fork
+from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
 from flame_rl.wire.masks import ACTION_MASKS
@@ -44,10 +43,6 @@ class Effort(NamedTuple):
 
 # A quick environment takes half a second at most.
 QUICK = Effort(100, 0.1, 0.5, 5)
-# Two numbers that differ by less than this share of their size differ by rounding.
-_ROUNDING = 1e-6
-_OF_ROUNDING = "numbers are added in an order that varies, such as that of a set; sort them first"
-
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own, and their description.
@@ -110,8 +105,8 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
-            where, rounded = _difference(first, second)
-            note({"where": where, "rounded": rounded, "kind": type(both.first.unwrapped).__name__})
+            kind = type(both.first.unwrapped).__name__
+            note({"where": _difference(first, second), "kind": kind})
 
     found, ended = in_fork(work)
     if ended or not found:
@@ -119,16 +114,11 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         return "", f"two objects beside each other {how}"
     if not found.get("where"):
         return "", found.get("alone", "")
-    cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
-    if not found["rounded"]:
-        cause = (
-            f"objects of {found['kind']} share state, in an attribute of the class or the module, "
-            "or in a simulator's default connection; keep it in self"
-        )
-        remedy = "--slots 1 plays one in each process"
     return (
         f"{env_id} gives another episode while another object of it is played: with one seed and "
-        f"the same actions, {found['where']}. Likely cause: {cause}. Until then {remedy}"
+        f"the same actions, {found['where']}. Likely cause: objects of {found['kind']} share "
+        "state, in an attribute of the class or the module, or in a simulator's default "
+        "connection; keep it in self. Until then --slots 1 plays one in each process"
     ), ""
 
 
@@ -154,21 +144,19 @@ def _repeated(
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    again, rounded = _difference(first, _play(one, spec, _as_long(first)))
+    again = _difference(first, _play(one, spec, _as_long(first)))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
         closing.close()
     another, _ = make()
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other, other_rounded = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
+    other = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
     if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
         cause = f"it draws from {drawn}, which all environments share; draw from self.np_random"
-    elif rounded if again else other_rounded:
-        cause = _OF_ROUNDING
     elif not again:
         source = f", from {in_constructor}" if in_constructor else ""
         what = f"the constructor of {kind} draws random numbers{source}, or counts objects"
@@ -254,32 +242,14 @@ def _play(
     return rows
 
 
-def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
-    """What differs between two episodes, and from which step on, in words, and whether that is by
-    rounding alone; "" where nothing does."""
+def _difference(first: list[_Row], second: list[_Row]) -> str:
+    """What differs between two episodes, and from which step on, in words; "" if nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
-        if not names:
-            continue
-        shown = " and ".join(name.replace("_", " ") for name in names)
-        where = f"{shown} differ from {f'step {step}' if step else 'reset'} on"
-        gap = max(_gap(one[name], other[name]) for name in names)
-        if gap > _ROUNDING:
-            return where, False
-        return f"{where}, there by rounding ({gap:.0e} of their size)", True
-    return "", False
-
-
-def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest difference of two arrays' numbers, as a share of their size."""
-    if one.dtype.kind != "f" or one.shape != other.shape:
-        return math.inf
-    size = np.maximum(np.abs(one), np.abs(other))
-    # A number near 0 may be the difference of larger ones.
-    size = np.maximum(size, _ROUNDING * size.max(initial=0))
-    with np.errstate(all="ignore"):
-        gap = float((np.abs(one - other)[one != other] / size[one != other]).max(initial=0))
-    return gap if math.isfinite(gap) else math.inf
+        if names:
+            shown = " and ".join(name.replace("_", " ") for name in names)
+            return f"{shown} differ from {f'step {step}' if step else 'reset'} on"
+    return ""
 
 
 def _global_states() -> dict[str, object]:

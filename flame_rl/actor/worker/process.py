@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from flame_rl.actor.memory import peak_bytes
+from flame_rl.actor.simulators.forked import peak_bytes
 from flame_rl.wire.packing import Buffer
 
 # Not by PYTHONPATH: a folder whose path has a colon cannot be named there.
