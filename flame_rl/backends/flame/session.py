@@ -10,10 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass, field
 
-import flamepy.core.cache
 import numpy as np
 import pyarrow
-from flamepy.core import client
+from flamepy.core import cache, client
 from flamepy.core.types import Event, FlameError, short_name
 from flamepy.runner.runner import ObjectFuture, RunnerService
 from flamepy.runner.types import SessionContext
@@ -72,23 +71,22 @@ class Session:
             )
 
         self._service = call_with_timeout(compat.CALL_SECONDS, open_service)
-        self._weights: flamepy.core.cache.ObjectRef | None = None
+        self._weights: cache.ObjectRef | None = None
         self._in_flight: set[Future] = set()
         self.failures = 0
 
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones."""
+        # The first are put among the objects of this session, which are deleted with it: the
+        # application may be other runs', too.
+        first = self._weights is None
+        put = cache.put_object if first else cache.update_object
+        where = f"{self._application}/{self.id}" if first else self._weights
         array = np.frombuffer(encoded, np.uint8)
-        cache, old = flamepy.core.cache, self._weights
-        if old is not None:
-            self._weights = _call(lambda: cache.update_object(old, array))
-            return
-        # Among the objects of this session, which are deleted with it: the application may be other
-        # runs', too.
-        prefix = f"{self._application}/{self.id}"
-        self._weights = _call(lambda: cache.put_object(prefix, array))
-        self._janitor.remember("weights", json.dumps(asdict(self._weights)))
-        self._janitor.remember("cache", self._weights.endpoint)
+        self._weights = call_with_timeout(compat.CALL_SECONDS, lambda: put(where, array))
+        if first:
+            self._janitor.remember("weights", json.dumps(asdict(self._weights)))
+            self._janitor.remember("cache", self._weights.endpoint)
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
         """Send an encoded request for that number of episodes; returns the future of the encoded
@@ -118,7 +116,7 @@ class Session:
             try:
                 ref = task.ref()
                 self._janitor.remember("cache", ref.endpoint)
-                data, about = _bytes_of(flamepy.core.cache.get_object(ref))
+                data, about = _bytes_of(cache.get_object(ref))
                 # Before anybody can read the answer.
                 self._counters.hosts.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
@@ -166,15 +164,9 @@ class Session:
         except FlameError as error:
             return f"Flame does not say why ({error})"
         # Messages of several executors and attempts differ only in ids: one of each is enough.
-        messages = {re.sub(r"<[^>]*>", "<…>", str(event.message)): event for event in events}
-        if not messages:
-            return "Flame reports no event; see the logs of its executor manager"
-        reported = "; ".join(str(event.message).rstrip(".") for event in messages.values())
-        return f"Flame reports: {reported}"
-
-
-def _call(function: Callable[[], flamepy.core.cache.ObjectRef]) -> flamepy.core.cache.ObjectRef:
-    return call_with_timeout(compat.CALL_SECONDS, function)
+        texts = [str(event.message).rstrip(".") for event in events]
+        reported = {re.sub(r"<[^>]*>", "<…>", text): text for text in texts}.values()
+        return f"Flame reports: {'; '.join(reported) or 'nothing; see its executor manager, too'}"
 
 
 def _fail(future: Future, error: Exception) -> None:
