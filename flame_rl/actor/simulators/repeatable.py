@@ -23,7 +23,7 @@ from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
+from flame_rl.wire.messages import Column, MaskSource
 from flame_rl.wire.steps import step_columns
 
 # The seed of the environment, and of the actions.
@@ -45,8 +45,8 @@ class Effort(NamedTuple):
 QUICK = Effort(100, 0.1, 0.5, 5)
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
-# Makes a simulator with environments of its own, and their description.
-Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
+# Makes a simulator with environments of its own.
+Make = Callable[[], EnvironmentsSimulator]
 
 
 class Checked(NamedTuple):
@@ -92,16 +92,16 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     both are ""."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
-        alone, spec = make()
+        alone = make()
         closing.callback(alone.close)
         signal.alarm(effort.most_seconds)
         try:
-            first = _play(alone, spec, effort)
+            first = _play(alone, effort)
             with contextlib.suppress(Exception):
                 closing.close()
-            both, _ = make()
+            both = make()
             closing.callback(both.close)
-            second = _play(both, spec, _as_long(first), environments=2)
+            second = _play(both, _as_long(first), environments=2)
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
@@ -127,7 +127,7 @@ def _repeated(
 ) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
-    one, spec = make()
+    one = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
     signal.alarm(effort.most_seconds)
@@ -138,20 +138,20 @@ def _repeated(
             note({"action_mask": one.masks.found_in})
 
     try:
-        first = _play(one, spec, effort, begun=begun)
+        first = _play(one, effort, begun=begun)
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    again = _difference(first, _play(one, spec, _as_long(first)))
+    again = _difference(first, _play(one, _as_long(first)))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
         closing.close()
-    another, _ = make()
+    another = make()
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
+    other = _difference(first, _play(another, _as_long(first), disturbed=True))
     if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
@@ -171,7 +171,7 @@ def _repeated(
         cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
     where = f"{again} in a second episode" if again else f"{other} in another object"
     return found | {
-        "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
+        "differs": f"{one.spec.env_id} does not repeat itself: with one seed and the same actions, "
         f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
     }
 
@@ -201,7 +201,6 @@ def _as_long(rows: list[_Row]) -> Effort:
 
 def _play(
     simulator: EnvironmentsSimulator,
-    spec: EnvironmentSpec,
     effort: Effort,
     disturbed: bool = False,
     environments: int = 1,
@@ -211,7 +210,7 @@ def _play(
     called; of one step at least. `disturbed`: the global generators are drawn from between the
     steps. Of several `environments` side by side, the others have other seeds and actions, and what
     is returned is the first one's."""
-    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    (actions,) = (column for column in step_columns(simulator.spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
     generator, others = np.random.default_rng(SEED), np.random.default_rng(SEED + 1)

@@ -168,7 +168,8 @@ class Worker:
                 child.sent = snapshot
                 child.episodes += limits.episodes
                 if (
-                    _has_failed(answer)
+                    # The simulator may be in a broken state.
+                    _failure_kind(answer) not in (None, "stale")
                     or child.episodes >= limits.child_episodes
                     or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
@@ -254,11 +255,10 @@ class Worker:
             )
 
 
-def _has_failed(answer: Buffer) -> bool:
-    """Whether the simulator may be in a broken state: not by a task that was withdrawn."""
+def _failure_kind(answer: Buffer) -> str | None:
     if packing.message_type(answer) == "episodes":
-        return False
-    return codec.decode_failure(answer, env_id="").kind != "stale"
+        return None
+    return codec.decode_failure(answer, env_id="").kind
 
 
 class Team:
