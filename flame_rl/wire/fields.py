@@ -120,13 +120,13 @@ def _marked(hint: Any, *marks: object, value: Any, name: str) -> Any:
     for mark in marks:
         if isinstance(mark, Converted):
             return mark.from_data(value, name)
-    value = value_from_data(hint, value, name)
+    converted = value_from_data(hint, value, name)
     for mark in marks if value is not None else ():
-        if isinstance(mark, Within) and not mark.low <= value <= mark.high:
+        if isinstance(mark, Within) and not mark.low <= converted <= mark.high:
             _refuse(name, mark.text, value)
-        if isinstance(mark, Length) and not mark.low <= len(value) <= mark.high:
+        if isinstance(mark, Length) and not mark.low <= len(converted) <= mark.high:
             _refuse(name, f"a list of {mark.low} to {mark.high} entries", value)
-    return value
+    return converted
 
 
 def _refuse(name: str, expected: str, value: object) -> NoReturn:

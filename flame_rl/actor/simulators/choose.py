@@ -69,7 +69,8 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     checked = check_repeats(env_id, lambda: plain_simulator(environment))
     plain = plain_simulator(environment)
     if plain.masks.found_in is None and checked.action_mask is None:
-        plain.reset(first := np.arange(plain.agents), np.full(len(first), SEED))
+        slots = np.arange(plain.agents)
+        plain.reset(slots, np.full(len(slots), SEED))
     masks = checked.action_mask or plain.masks.found_in or "none"
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
