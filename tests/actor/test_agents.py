@@ -223,76 +223,51 @@ def test_which_names_are_of_several_agents():
         assert not has_agents(name)
 
 
-class Altered(relay_v0.Relay):
-    """A relay that does something else."""
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 2, (2 + (agent == "second"),))
+def altered(**methods):
+    """A relay of which these methods do something else."""
+    return type("Altered", (relay_v0.Relay,), methods)
 
 
-class OtherActions(relay_v0.Relay):
-    def action_space(self, agent):
-        return spaces.Discrete(2 + (agent == "second"))
+def stepping(alter):
+    """A relay whose step returns what `alter` makes of it and of what it should return."""
+    return altered(step=lambda env, actions: alter(env, *relay_v0.Relay.step(env, actions)))
 
 
-class Latecomer(relay_v0.Relay):
-    def step(self, actions):
-        answer = super().step(actions)
-        if self.number == 3:
-            self.agents = ["first", *self.agents]
-        return answer
+def come_late(env, *returned):
+    env.agents = ["first", *env.agents] if env.number == 3 else env.agents
+    return returned
 
 
-class Absent(relay_v0.Relay):
-    def reset(self, seed=None, options=None):
-        observations, infos = super().reset(seed=seed)
-        return {"first": observations["first"]}, infos
+def lose_reward(env, observations, rewards, *others):
+    if env.number == 4:
+        del rewards["second"]
+    return observations, rewards, *others
 
 
-class Lost(relay_v0.Relay):
-    def step(self, actions):
-        observations, rewards, *others = super().step(actions)
-        if self.number == 4:
-            del rewards["second"]
-        return observations, rewards, *others
+def raise_error(env, *returned):
+    if env.number == 4:
+        raise ValueError("on purpose")
+    return returned
 
 
-class Broken(relay_v0.Relay):
-    def step(self, actions):
-        if self.number == 3:
-            raise ValueError("on purpose")
-        return super().step(actions)
+def return_nan(env, observations, *others):
+    if env.number == 4:
+        observations["second"] = np.array([1.0, np.nan])
+    return observations, *others
 
 
-class Old(relay_v0.Relay):
-    def step(self, actions):
-        return super().step(actions)[1:]
+def shorten(env, observations, *others):
+    return {agent: row[:1] for agent, row in observations.items()}, *others
 
 
-class OldReset(relay_v0.Relay):
+def first_alone(env, seed=None, options=None):
+    observations, infos = relay_v0.Relay.reset(env, seed)
+    return {"first": observations["first"]}, infos
+
+
+def without_info(env, seed=None, options=None):
     """Observations alone, whose two names would do for two values."""
-
-    def reset(self, seed=None, options=None):
-        return super().reset(seed)[0]
-
-
-class Nan(relay_v0.Relay):
-    def step(self, actions):
-        observations, *others = super().step(actions)
-        if self.number == 4:
-            observations["second"] = np.array([1.0, np.nan])
-        return observations, *others
-
-
-class Wrong(relay_v0.Relay):
-    def step(self, actions):
-        observations, *others = super().step(actions)
-        return {agent: row[:1] for agent, row in observations.items()}, *others
-
-
-class Speaking(relay_v0.Relay):
-    def observation_space(self, agent):
-        return spaces.Text(4)
+    return relay_v0.Relay.reset(env, seed)[0]
 
 
 class Nobody(relay_v0.Relay):
@@ -301,12 +276,20 @@ class Nobody(relay_v0.Relay):
         self.possible_agents = []
 
 
+OTHER_SPACE = altered(observation_space=lambda e, a: spaces.Box(0, 2, (2 + (a == "second"),)))
+OTHER_ACTIONS = altered(action_space=lambda e, agent: spaces.Discrete(2 + (agent == "second")))
+SPEAKING = altered(observation_space=lambda env, agent: spaces.Text(4))
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Altered, ["observation spaces", "first has Box(0.0, 2.0, (2,)", "second has Box", "(3,)"]),
-        (OtherActions, ["action spaces", "first has Discrete(2), second has Discrete(3)"]),
-        (Speaking, ["cannot be learned", "Text"]),
+        (
+            OTHER_SPACE,
+            ["observation spaces", "first has Box(0.0, 2.0, (2,)", "second has Box", "(3,)"],
+        ),
+        (OTHER_ACTIONS, ["action spaces", "first has Discrete(2), second has Discrete(3)"]),
+        (SPEAKING, ["cannot be learned", "Text"]),
         (Nobody, ["possible_agents names nobody"]),
         (lambda: 1 / 0, ["cannot be made: ZeroDivisionError"]),
     ],
@@ -322,12 +305,12 @@ def test_environments_that_cannot_be_used(monkeypatch, kind, words):
 @pytest.mark.parametrize(
     ("kind", "step", "failure", "words"),
     [
-        (Latecomer, 2, "invalid", "after step, first plays, which ended before"),
-        (Absent, 0, "invalid", "reset returned no observation of second"),
-        (Lost, 3, "invalid", "step returned no reward of second"),
-        (Broken, 3, "simulator", "step raised ValueError: on purpose"),
-        (Nan, 3, "invalid", "observation: step returned NaN or infinity"),
-        (Wrong, 0, "invalid", "observation: step returned shape (1,)"),
+        (stepping(come_late), 2, "invalid", "after step, first plays, which ended before"),
+        (altered(reset=first_alone), 0, "invalid", "reset returned no observation of second"),
+        (stepping(lose_reward), 3, "invalid", "step returned no reward of second"),
+        (stepping(raise_error), 3, "simulator", "step raised ValueError: on purpose"),
+        (stepping(return_nan), 3, "invalid", "observation: step returned NaN or infinity"),
+        (stepping(shorten), 0, "invalid", "observation: step returned shape (1,)"),
     ],
 )
 def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failure, words):
@@ -343,8 +326,8 @@ def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failur
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Old, "step: ValueError: not enough values"),
-        (OldReset, "reset: it returned {'first'"),
+        (stepping(lambda env, *returned: returned[1:]), "step: ValueError: not enough values"),
+        (altered(reset=without_info), "reset: it returned {'first'"),
     ],
 )
 def test_an_environment_of_another_api_is_told_so(monkeypatch, kind, words):
