@@ -168,7 +168,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     words = "16 s: its session manager does not answer; giving up in 104 s"
     assert words in cluster.waits[-1] and not cluster.monitor.answers
     cluster.monitor.tell(0.0, 120)  # a result comes
-    assert cluster.lines[-1] == "The cluster works again." and cluster.waits[-1] == ""
+    assert cluster.lines[-1] == "The cluster works." and cluster.waits[-1] == ""
     told = len(cluster.waits)
     cluster.monitor.over()
     cluster.monitor.tell(0.0, 120)

@@ -195,7 +195,7 @@ class ExecutorMonitor:
         now = time.monotonic()
         if seconds < QUIET_SECONDS:
             if self._telling:
-                self.say("The cluster works again.")
+                self.say("The cluster works.")
                 self.over()
         elif now - self._told_at >= 1.0:
             self._told_at = now
