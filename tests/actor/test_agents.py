@@ -22,11 +22,11 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import choose_simulator, describe
-from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, Layer
 from flame_rl.wire.packing import WireError
 from flame_rl.wire.steps import recorded_columns
+from tests.actor.oracle import assert_played_plainly
 from tests.agents import ragged_v0, relay_v0, turns_v0
 from tests.helpers import assert_same_episodes, plain, random_snapshot, request_for, snapshot_for
 
@@ -50,75 +50,6 @@ def game(env_id: str, limit: int | None = None, number: bool = False, **options)
 
 def parallel(env_id: str):
     return importlib.import_module(env_id).parallel_env()
-
-
-def plainly(env, snapshot, request, index: int):
-    """One environment, one step and one agent at a time: for each agent its observations, actions,
-    rewards and how it ended."""
-    policy = ActingPolicy(snapshot)
-    sequence = np.random.SeedSequence(request.run_seed, spawn_key=(request.iteration, index))
-    reset, *noises = sequence.spawn(1 + len(env.possible_agents))
-    generators = {
-        agent: np.random.default_rng(noise)
-        for agent, noise in zip(env.possible_agents, noises, strict=True)
-    }
-    space = env.action_space(env.possible_agents[0])
-
-    def row_of(agent, observation):
-        flat = gymnasium.spaces.flatten(env.observation_space(agent), observation)
-        if request.environment.agent_number:
-            numbers = np.zeros(len(env.possible_agents))
-            numbers[env.possible_agents.index(agent)] = 1
-            flat = np.concatenate([flat, numbers])
-        return flat.astype(np.float32)
-
-    def act(agent, observation):
-        rows = np.zeros((8, policy.observation_dim), np.float32)
-        rows[0] = observation
-        noise = np.zeros((8, policy.head.noise_width))
-        noise[0] = policy.draw_noise(generators[agent], 1, None)[0]
-        return policy.act(rows, noise)[0]
-
-    observations, _ = env.reset(seed=int(reset.generate_state(1)[0] >> 1))
-    seen = {agent: [row_of(agent, observations[agent])] for agent in env.possible_agents}
-    acted = {agent: [] for agent in env.possible_agents}
-    paid = {agent: [] for agent in env.possible_agents}
-    ends, playing, steps = {}, list(env.possible_agents), 0
-    while playing:
-        actions = {agent: act(agent, seen[agent][-1]) for agent in playing}
-        taken = actions
-        if isinstance(space, spaces.Box):
-            middle, half = (space.low + space.high) / 2.0, (space.high - space.low) / 2.0
-            taken = {
-                agent: np.clip(middle + half * a, space.low, space.high).astype(space.dtype)
-                for agent, a in actions.items()
-            }
-        observations, rewards, terminated, truncated, _ = env.step(taken)
-        steps += 1
-        for agent in list(playing):
-            seen[agent].append(row_of(agent, observations[agent]))
-            acted[agent].append(actions[agent])
-            paid[agent].append(float(rewards[agent]))
-            late = steps == request.environment.max_episode_steps
-            ends[agent] = bool(terminated[agent]), bool(truncated[agent]) or late
-            if any(ends[agent]):
-                playing.remove(agent)
-    return [
-        (np.array(seen[a]), np.array(acted[a]), np.array(paid[a]), *ends[a])
-        for a in env.possible_agents
-    ]
-
-
-def assert_played_plainly(episodes, indices, env, snapshot, request):
-    agents, episodes = len(env.possible_agents), list(episodes)
-    assert [e.index for e in episodes] == [i for i in indices for _ in range(agents)]
-    for place, index in enumerate(indices):
-        for agent, expected in enumerate(plainly(env, snapshot, request, index)):
-            episode = episodes[place * agents + agent]
-            assert episode.observations.tobytes() == expected[0].tobytes()
-            assert episode.actions.tobytes() == expected[1].tobytes()
-            assert episode.rewards.tobytes() == expected[2].tobytes()
-            assert (episode.terminated, episode.truncated) == expected[3:]
 
 
 @pytest.mark.parametrize(("block_steps", "number"), [(1, False), (5, True), (BLOCK_STEPS, False)])
