@@ -61,8 +61,7 @@ def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) 
         result = collect_episodes(
             snapshot, request, simulators[environment], lambda: bool(closing.poll(0)), played
         )
-        failed = isinstance(result, CollectFailure)
-        return codec.encode_failure(result) if failed else codec.encode_episodes(result, request)
+        return codec.encode_result(result, request)
 
     with contextlib.suppress(OSError):
         while True:
