@@ -57,8 +57,8 @@ def collect_episodes(
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
     """
-    about = request.environment.env_id, request.iteration
-    failure = functools.partial(CollectFailure, env_id=about[0], iteration=about[1])
+    about = {"env_id": request.environment.env_id, "iteration": request.iteration}
+    failure = functools.partial(CollectFailure, **about)
     if (wanted := request.policy_version) != (here := snapshot.version):
         text = f"weights of version {wanted} are asked for, but version {here} is here"
         return failure("stale", text)
@@ -77,9 +77,7 @@ def collect_episodes(
                 last_report = now
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
-        index, step, seed = play.where(error.slot)
-        where = {"index": index, "step": step, "seed": seed}
-        return failure(error.kind, str(error), traceback=error.cause, **where)
+        return failure(error.kind, str(error), traceback=error.cause, **play.where(error.slot))
     return play.episodes()
 
 
@@ -173,13 +171,14 @@ class _Play:
         columns = cut_out(self._blocks, self._columns, *where, self._last)
         return Episodes(self._index, self._lengths, self._terminated, self._truncated, columns)
 
-    def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
-        """The index, step and reset seed of the episode in `slot`; all None without one."""
+    def where(self, slot: int | None) -> dict[str, int]:
+        """The index, step and reset seed of the episode in `slot`; empty without one."""
         if slot is None or self._episode[slot] < 0:
-            return None, None, None
+            return {}
         episode = self._episode[slot]
         step = self._lock_step - self._first[episode]
-        return int(self._index[episode]), int(step), int(self._seeds[episode])
+        seed = int(self._seeds[episode])
+        return {"index": int(self._index[episode]), "step": int(step), "seed": seed}
 
     @property
     def _lock_step(self) -> int:

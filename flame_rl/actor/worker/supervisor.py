@@ -38,11 +38,6 @@ _PIPE_BYTES = 1 << 18
 Withdrawn = Callable[[], bool]
 
 
-def never() -> bool:
-    """Of a task that nobody withdraws."""
-    return False
-
-
 class Limits(NamedTuple):
     """The size of a task, and when the child that plays it is killed or replaced.
 
@@ -133,7 +128,7 @@ class Worker:
                 self._child = _Player()
 
     def describe(
-        self, environment: Environment, deadline: float, withdrawn: Withdrawn = never
+        self, environment: Environment, deadline: float, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps, within `deadline`
         seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
@@ -143,7 +138,7 @@ class Worker:
             return self._call(lambda: [question], deadline, withdrawn)
 
     def collect(
-        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = never
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
         """Let the child collect.
 
