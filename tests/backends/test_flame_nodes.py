@@ -208,7 +208,7 @@ def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(o
             assert not any(second._session.id in name for name in memory.objects)
             # What it needs is still there: for executors that start now, too.
             shutil.rmtree(memory.folder / "apps")
-            first._session.abandon()
+            first._leave_session()
             first._open_session()
             assert_as_here(collect(first, 1), 1)
         assert not memory.applications and not memory.objects

@@ -204,8 +204,7 @@ class FlameBackend:
     def _reopen(self, reason: str, own_name: bool = False) -> None:
         """Leave the session for a new one, `own_name`: of an application that no other run shares;
         keep trying while the cluster may come back."""
-        self._session.abandon()
-        self._left_sessions.append(self._session)
+        self._leave_session()
         if own_name:
             self._bypass.close()
             self._deploy(shared=False)
@@ -220,7 +219,13 @@ class FlameBackend:
                 return
             except Exception as error:
                 reason = str(error)
+                self._leave_session()
                 self._stop.wait(1.0)
+
+    def _leave_session(self) -> None:
+        if self._session not in self._left_sessions:
+            self._session.abandon()
+            self._left_sessions.append(self._session)
 
     # Nodes and executors
 

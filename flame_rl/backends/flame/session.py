@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass, field
 
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow
 from flamepy.core import cache, client
 from flamepy.core.types import Event, FlameError, short_name
-from flamepy.runner.runner import ObjectFuture, RunnerService
+from flamepy.runner.runner import RunnerService
 from flamepy.runner.types import SessionContext
 
 from flame_rl.actor.remote import ABOUT, Collector
@@ -101,14 +100,6 @@ class Session:
             failed: Future[memoryview] = Future()
             failed.set_exception(error)
             return failed
-        return self._track(
-            task, lambda data: deadlines.learn(limits, time.monotonic() - began, data)
-        )
-
-    def _track(
-        self, task: ObjectFuture, answered: Callable[[memoryview], None]
-    ) -> Future[memoryview]:
-        """A future of the task's answer, fetched; `answered` is called with it."""
         outer: Future[memoryview] = Future()
         self._in_flight.add(outer)
 
@@ -120,7 +111,7 @@ class Session:
                 # Before anybody can read the answer.
                 self._counters.hosts.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
-                    answered(data)
+                    deadlines.learn(limits, time.monotonic() - began, data)
                     if packing.message_type(data) == "episodes":
                         self._counters.last_result = time.monotonic()
                 try:
