@@ -154,9 +154,9 @@ def main(lines: int) -> None:
             return
         left[kind].append(name)
     signal.alarm(int(2 * JANITOR_SECONDS))  # whatever happens, this process ends
-    clean_up(left, JANITOR_SECONDS)
-    time.sleep(_LATE_SECONDS)
-    clean_up(left, JANITOR_SECONDS)
+    if clean_up(left, JANITOR_SECONDS):
+        time.sleep(_LATE_SECONDS)
+        clean_up(left, _LATE_SECONDS)
 
 
 if __name__ == "__main__":
