@@ -15,7 +15,7 @@ from flame_rl.actor.remote import processor, versions
 from flame_rl.backends.flame import executors
 from flame_rl.backends.flame.cluster import Capacity, capacity_of
 from flame_rl.backends.flame.compat import batch_past
-from flame_rl.backends.flame.executors import ExecutorMonitor, Hosts, count
+from flame_rl.backends.flame.executors import Answers, ExecutorMonitor, count
 from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.packing import WireError
@@ -313,31 +313,31 @@ def about(where: str, **others: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_executors_with_other_versions_are_refused_by_their_nodes(name: str) -> None:
-    hosts = Hosts()
-    hosts.hear(about("alpha"))
-    hosts.refuse_others()
+    answers = Answers()
+    answers.hear(about("alpha"))
+    answers.refuse_others()
     for each in ("gamma", "beta"):
-        hosts.hear(about(each, **{name: "3.99"}))
+        answers.hear(about(each, **{name: "3.99"}))
     words = f"Other versions.* on nodes beta, gamma: {name} {versions()[name]} here, 3.99 there"
     with pytest.raises(UsageError, match=words):
-        hosts.refuse_others()
+        answers.refuse_others()
 
 
 @pytest.mark.parametrize("name", processor())
 def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
-    hosts, said = Hosts(), []
+    answers, said = Answers(), []
     for each in ("alpha", "beta", "gamma"):
-        hosts.hear(about(each, **({name: "Zen"} if each != "alpha" else {})))
+        answers.hear(about(each, **({name: "Zen"} if each != "alpha" else {})))
     for _ in range(2):
-        hosts.hear(about("beta", **{name: "Zen"}))
-        hosts.tell(said.append)
-    hosts.hear(about("delta", **{name: "Zen"}))
-    hosts.tell(said.append)
+        answers.hear(about("beta", **{name: "Zen"}))
+        answers.tell(said.append)
+    answers.hear(about("delta", **{name: "Zen"}))
+    answers.tell(said.append)
     words = "Another processor than on this machine is on"
     assert len(said) == 2 and said[1].startswith(f"{words} node delta: ")
     assert said[0].startswith(f"{words} nodes beta, gamma: ")
     assert f"{name} {processor()[name]} here, Zen there" in said[0]
-    hosts.refuse_others()
+    answers.refuse_others()
 
 
 @pytest.mark.parametrize(
@@ -345,4 +345,4 @@ def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
 )
 def test_what_is_no_account_of_an_executor_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="what an executor says of itself"):
-        Hosts().hear(data)
+        Answers().hear(data)

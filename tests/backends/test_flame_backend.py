@@ -30,8 +30,9 @@ from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import Capacity, capacity_of, connect
+from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
-from flame_rl.backends.flame.session import Counters, Session
+from flame_rl.backends.flame.session import Session
 from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, Flame, finish, run, start
@@ -309,7 +310,7 @@ def open_session(
 ) -> Session:
     """Of an application of that name, whose runner opens services in this way."""
     application = Application(name, SimpleNamespace(service=service), [])
-    return Session(application, capacity or Capacity(1), janitor, Counters())
+    return Session(application, capacity or Capacity(1), janitor, Answers())
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:

@@ -279,7 +279,7 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0), 0)
         now, monitor = time.monotonic(), backend._monitor
-        backend._counters.last_result = monitor._alive_at = backend._began = now - 200
+        backend._answers.last_result = monitor._alive_at = backend._began = now - 200
         backend._most_episodes, monitor._taken_at = 0, now
         backend._give_up_if_lost("none")
         monitor._taken_at = now - 150

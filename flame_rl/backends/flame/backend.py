@@ -26,9 +26,9 @@ from flame_rl.backends.dispatch import (
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
-from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, ExecutorMonitor
+from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, Answers, ExecutorMonitor
 from flame_rl.backends.flame.package import deploy
-from flame_rl.backends.flame.session import Counters, Session
+from flame_rl.backends.flame.session import Session
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -85,7 +85,7 @@ class FlameBackend:
         self._checked_at = 0.0
         self._most_episodes = 1
         self._closed = False
-        self._counters = Counters()
+        self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context = connect(stop)
         self._capacity = capacity_of(client.list_nodes(), settings)
@@ -158,8 +158,8 @@ class FlameBackend:
             collected = gather(snapshot, request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
-        self._counters.hosts.tell(self._monitor.say)
-        dropped, self._counters.dropped = self._counters.dropped, 0
+        self._answers.tell(self._monitor.say)
+        dropped, self._answers.dropped = self._answers.dropped, 0
         bytes_out = collected.bytes_out + len(self._encoded)
         return replace(collected, bytes_out=bytes_out, dropped=dropped)
 
@@ -191,7 +191,7 @@ class FlameBackend:
         self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
-        given = self._capacity, self._janitor, self._counters
+        given = self._capacity, self._janitor, self._answers
         try:
             self._session = Session(self._application, *given)
         except FlameError:
@@ -299,12 +299,12 @@ class FlameBackend:
     @property
     def _started(self) -> bool:
         """Whether any executor has ever given a result."""
-        return self._counters.last_result > 0
+        return self._answers.last_result > 0
 
     def _check(self) -> None:
         """Called while waiting, before answers are read: refuses executors of other versions,
         closes sessions that were left, and gives up a silent cluster."""
-        self._counters.hosts.refuse_others()
+        self._answers.refuse_others()
         now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
@@ -330,7 +330,7 @@ class FlameBackend:
         """Tell of a silence; raises RunError, with the reason why there is no result, if the
         cluster gave no sign of life for too long."""
         monitor = self._monitor
-        last_result = max(self._began, self._counters.last_result)
+        last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result
         limit = max(STARTUP_SECONDS, self._settings.cluster_patience)
         if self._started:

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow
@@ -21,25 +21,10 @@ from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import Capacity
-from flame_rl.backends.flame.executors import Hosts
+from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
-
-
-@dataclass
-class Counters:
-    """Counts over all sessions of a run.
-
-    Attributes:
-        dropped: answers that came when nobody waited for them any more.
-        last_result: when the last episodes came, in monotonic seconds.
-        hosts: what the executors run that have answered.
-    """
-
-    dropped: int = 0
-    last_result: float = 0.0
-    hosts: Hosts = field(default_factory=Hosts)
 
 
 class Session:
@@ -51,9 +36,9 @@ class Session:
     """
 
     def __init__(
-        self, application: Application, capacity: Capacity, janitor: Janitor, counters: Counters
+        self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers
     ) -> None:
-        self._counters = counters
+        self._answers = answers
         self._application = application.name
         self._janitor = janitor
         # Remembered before it is opened: where that fails, an object of its name stays.
@@ -109,15 +94,15 @@ class Session:
                 self._janitor.remember("cache", ref.endpoint)
                 data, about = _bytes_of(cache.get_object(ref))
                 # Before anybody can read the answer.
-                self._counters.hosts.hear(about)
+                self._answers.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
                     deadlines.learn(limits, time.monotonic() - began, data)
                     if packing.message_type(data) == "episodes":
-                        self._counters.last_result = time.monotonic()
+                        self._answers.last_result = time.monotonic()
                 try:
                     outer.set_result(data)
                 except InvalidStateError:
-                    self._counters.dropped += 1
+                    self._answers.dropped += 1
                 # Every result stays in Flame's cache, and in this client's, until deleted; the
                 # learner need not wait for that.
                 with contextlib.suppress(Exception):
