@@ -44,8 +44,7 @@ import tyro
 from benchmarks.table import Table, compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.making import make_environment
-from flame_rl.actor.environments.mujoco_settings import stop_clock
+from flame_rl.actor.environments.making import make_environment, stop_clock
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.deadlines import Deadlines

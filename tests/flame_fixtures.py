@@ -118,7 +118,6 @@ for fault in ("", "raises", "dies", "hangs", "slow"):
 # Steps that take time, which changes no result; without it, a reference is quick.
 PACE_ENV = """
 import os
-import socket
 import time
 import gymnasium
 import numpy as np
@@ -127,9 +126,8 @@ class Pace(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, seconds, slow_host=""):
-        slow = 10 if socket.gethostname() == slow_host else 1
-        self.seconds = slow * float(os.environ.get("STEP_SECONDS", seconds))
+    def __init__(self, seconds):
+        self.seconds = float(os.environ.get("STEP_SECONDS", seconds))
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -146,8 +144,6 @@ class Pace(gymnasium.Env):
 
 for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
     gymnasium.register(name + "-v0", Pace, kwargs={"seconds": seconds})
-slow = {"seconds": 0.01, "slow_host": "gamma"}
-gymnasium.register("SlowOnGamma-v0", Pace, kwargs=slow)
 """
 
 CLUSTER = """
@@ -267,12 +263,6 @@ class Finished:
         """The sum of a column of timing.csv."""
         with (self.folder / "timing.csv").open(newline="") as file:
             return sum(int(row[column]) for row in csv.DictReader(file))
-
-    @property
-    def collecting(self) -> list[float]:
-        """The seconds of collecting of each iteration."""
-        with (self.folder / "timing.csv").open(newline="") as file:
-            return [float(row["collecting_seconds"]) for row in csv.DictReader(file)]
 
 
 def start(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Forked:

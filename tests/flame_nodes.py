@@ -142,9 +142,3 @@ class FlameNodes(RealFlame):
 
     def _frontend(self) -> contextlib.AbstractContextManager[FrontendStub]:
         return Flame(self.environment).frontend()
-
-    def log_of(self, name: str) -> str:
-        done = subprocess.run(
-            ["docker", "logs", f"{self._network}-{name}"], capture_output=True, text=True
-        )
-        return done.stdout + done.stderr

@@ -100,6 +100,7 @@ class ObjectCache(flight.FlightServerBase):
             if key.endswith(".tar.gz"):
                 with _open_package(data) as package:
                     files = {member.name: package.extractfile(member) for member in package}
+                    self.packages.pop(key, None)  # the last comes last
                     self.packages[key] = {n: f.read() if f else b"" for n, f in files.items()}
         answer = {"endpoint": self.endpoint, "key": key, "version": version}
         writer.write(pa.py_buffer(bson.encode(answer)))

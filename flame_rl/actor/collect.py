@@ -57,8 +57,8 @@ def collect_episodes(
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
     """
-    about = request.environment.env_id, request.iteration
-    failure = functools.partial(CollectFailure, env_id=about[0], iteration=about[1])
+    about = {"env_id": request.environment.env_id, "iteration": request.iteration}
+    failure = functools.partial(CollectFailure, **about)
     if (wanted := request.policy_version) != (here := snapshot.version):
         text = f"weights of version {wanted} are asked for, but version {here} is here"
         return failure("stale", text)
@@ -77,9 +77,7 @@ def collect_episodes(
                 last_report = now
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
-        index, step, seed = play.where(error.slot)
-        where = {"index": index, "step": step, "seed": seed}
-        return failure(error.kind, str(error), traceback=error.cause, **where)
+        return failure(error.kind, str(error), traceback=error.cause, **play.where(error.slot))
     return play.episodes()
 
 
@@ -173,13 +171,14 @@ class _Play:
         columns = cut_out(self._blocks, self._columns, *where, self._last)
         return Episodes(self._index, self._lengths, self._terminated, self._truncated, columns)
 
-    def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
-        """The index, step and reset seed of the episode in `slot`; all None without one."""
+    def where(self, slot: int | None) -> dict[str, int]:
+        """The index, step and reset seed of the episode in `slot`; empty without one."""
         if slot is None or self._episode[slot] < 0:
-            return None, None, None
+            return {}
         episode = self._episode[slot]
         step = self._lock_step - self._first[episode]
-        return int(self._index[episode]), int(step), int(self._seeds[episode])
+        seed = int(self._seeds[episode])
+        return {"index": int(self._index[episode]), "step": int(step), "seed": seed}
 
     @property
     def _lock_step(self) -> int:
@@ -282,21 +281,15 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
         return f"{request.agents} agents are asked for, and this environment has {simulator.agents}"
     if (width := simulator.observations.shape[1]) != (expected := policy.observation_dim):
         return f"the policy is for observations of {expected} numbers, and these have {width}"
-    known = {name: (str(a.dtype), a.shape[1:]) for name, a in simulator.recorded.items()}
-    known["actions"] = policy.head.dtype, policy.head.shape
+    known = {n: (a.dtype, a.shape[1:], n == ACTION_MASKS) for n, a in simulator.recorded.items()}
+    known["actions"] = policy.head.dtype, policy.head.shape, False
     # Bytes beside numbers lie as float32 in the simulator, and are recorded as bytes.
-    known |= {column.name: (column.dtype, column.shape) for column in simulator.observed}
-    by_observation = {*(column.name for column in simulator.observed), ACTION_MASKS}
+    known |= {column.name: (column.dtype, column.shape, True) for column in simulator.observed}
     for column in request.columns:
-        name = column.name
-        if name not in known:
-            return f"column {name[:40]!r} is none of {', '.join(known)}"
-        asked, found = (column.dtype, column.shape), known[name]
-        if asked != found:
-            texts = [f"{dtype} of shape {shape}" for dtype, shape in (asked, found)]
-            return f"column {name}: {texts[0]} is asked for where there is {texts[1]}"
-        if column.per_observation != (name in by_observation):
-            return f"column {name}: only observations, and masks, have one row more than steps"
+        if known.get(column.name) != (column.dtype, column.shape, column.per_observation):
+            return (
+                f"column {column.name[:40]!r}: {column} is asked for, and here are {known!s:.500}"
+            )
     return ""
 
 

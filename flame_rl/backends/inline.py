@@ -17,13 +17,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import close_within
 from flame_rl.wire import codec
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    PolicySnapshot,
-)
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 
 
 class InlineBackend:
@@ -47,11 +41,7 @@ class InlineBackend:
             played = partial(tell, self.listener, task)
             result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set, played)
             future: Future[bytes] = Future()
-            future.set_result(
-                codec.encode_failure(result)
-                if isinstance(result, CollectFailure)
-                else b"".join(codec.encode_episodes(result, task))
-            )
+            future.set_result(b"".join(codec.encode_result(result, task)))
             return future
 
         with ONE_BLAS_THREAD:

@@ -21,12 +21,7 @@ from flame_rl.wire.packing import Buffer
 
 
 class ProcessBackend:
-    """Plays episodes in worker processes.
-
-    Attributes:
-        sizes: the number of episodes in each task.
-        deadlines: how long a task may take.
-    """
+    """Plays episodes in worker processes."""
 
     def __init__(self, workers: int, deadlines: Deadlines, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
@@ -70,7 +65,7 @@ class ProcessBackend:
         transport = Transport(
             partial(self._threads.submit, run),
             in_flight=workers + 1,
-            played=self._played,
+            played=lambda: tuple(map(sum, zip(*(w.played() for w in self._workers), strict=True))),
             unusable="It was made once before: where only one can exist, --workers 1 --slots 1 "
             "makes no other",
         )
@@ -80,10 +75,6 @@ class ProcessBackend:
             over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
-
-    def _played(self) -> tuple[int, int]:
-        counts = [worker.played() for worker in self._workers]
-        return sum(episodes for episodes, _ in counts), sum(steps for _, steps in counts)
 
     def close(self) -> None:
         self._close_workers()

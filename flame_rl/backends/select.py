@@ -9,7 +9,7 @@ from pathlib import Path
 from flame_rl.backends import Backend
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.experiment import CALLABLE
+from flame_rl.settings.experiment import CALLABLE, environment_id
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores
 from flame_rl.wire.messages import Environment
@@ -65,16 +65,10 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     if distributed:
         # Imported here, as a run needs one backend: flamepy takes a second.
         from flame_rl.backends.flame.backend import FlameBackend
-        from flame_rl.backends.flame.cluster import ExecutorRequest
 
-        return FlameBackend(
-            Environment(env, wrapper=config.experiment.wrapper),
-            Deadlines(*limits, execution.workers_per_executor),
-            execution.cluster_patience,
-            stop,
-            ExecutorRequest(execution.executors, execution.workers_per_executor),
-            install=execution.executor_packages == "install",
-        )
+        environment = Environment(environment_id(env), wrapper=config.experiment.wrapper)
+        deadlines = Deadlines(*limits, execution.workers_per_executor)
+        return FlameBackend(environment, execution, deadlines, stop)
     if workers := local_workers(config):
         from flame_rl.backends.processes import ProcessBackend
 

@@ -49,25 +49,15 @@ class TaskSizes:
     """
 
     def __init__(self, workers: int, together: int = 1) -> None:
-        """`together`: the number of processes in each worker, which play as many episodes in the
-        time of one."""
+        """`together`: the number of processes in each worker; no task is smaller without need."""
         self.workers = workers
         self._together = together
-        # Of as many episodes as are played together.
         self._episode_seconds = math.inf
         # The speed of the slowest worker over the mean speed; 1 where it is not much slower.
         self._slowest = 1.0
 
     def split(self, episodes: int) -> list[int]:
         """The number of episodes in each task of an iteration, in the order of sending."""
-        sizes = [size * self._together for size in self._split_groups(self._groups(episodes))]
-        sizes[-1] -= sum(sizes) - episodes
-        return sizes
-
-    def _groups(self, episodes: int) -> int:
-        return math.ceil(episodes / self._together)
-
-    def _split_groups(self, episodes: int) -> list[int]:
         workers = self.workers
         worth_sending = max(TASK_SECONDS, LEARNER_SECONDS * workers) / self._episode_seconds
         kept_back = episodes * max(KEPT_BACK * (1 - 1 / workers) ** 2, 1 - self._slowest)
@@ -78,7 +68,7 @@ class TaskSizes:
         elif self._slowest < 1:
             limit = min(worth_sending, max(1, large))
         rest = episodes - sum(tasks)
-        small = max(1, int(min(limit, rest / workers)))
+        small = max(self._together, int(min(limit, rest / workers)))
         # As many tasks for each worker, so that none is idle.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + [rest // count + (i < rest % count) for i in range(count)]
@@ -86,11 +76,9 @@ class TaskSizes:
     def learn(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
         each worker took for an episode of its first task; see `Tasks.paces`."""
-        groups = self._groups(episodes)
-        self._episode_seconds = seconds * self.workers / groups
+        self._episode_seconds = seconds * self.workers / episodes
         if paces:
-            paces = [pace * self._together for pace in paces]
-            self._slowest = self._slowest_of(paces, groups / self.workers)
+            self._slowest = self._slowest_of(paces, episodes / self.workers)
             if self._slowest < 1:
                 self._episode_seconds = statistics.median(paces)
 

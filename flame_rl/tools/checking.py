@@ -24,9 +24,8 @@ from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.memory import own_bytes
-from flame_rl.actor.simulators.choose import plain_and_spec, plain_simulator
-from flame_rl.actor.simulators.forked import Note, in_fork
+from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
     SEED,
@@ -100,8 +99,8 @@ def examine(environment: Environment, seconds: float) -> Examined:
         return examined
     effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     both = replace(environment, slots=2 * spec.agent_count)
-    checked = check_repeats(env_id, lambda: plain_and_spec(environment), effort)
-    beside, alone = check_beside(env_id, lambda: plain_and_spec(both), effort)
+    checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
+    beside, alone = check_beside(env_id, lambda: plain_simulator(both), effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
@@ -133,7 +132,8 @@ def _play(
     signal.alarm(round(seconds) + _MORE_SECONDS)
     try:
         began = time.monotonic()
-        simulator, spec = plain_and_spec(environment)
+        simulator = plain_simulator(environment)
+        spec = simulator.spec
         making = time.monotonic() - began
         closing.callback(simulator.close)
         layers = [simulator.first]

@@ -60,8 +60,14 @@ def decode_request(data: Buffer) -> CollectRequest:
     return from_data(CollectRequest, header, indices=tuple(indices.tolist()))
 
 
-def encode_episodes(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
+def encode_result(result: Episodes | CollectFailure, request: CollectRequest) -> list[Buffer]:
     """The answer to `request` as buffers to send one after another; the arrays are not copied."""
+    failed = isinstance(result, CollectFailure)
+    return [encode_failure(result)] if failed else encode_episodes(result, request)
+
+
+def encode_episodes(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
+    """See `encode_result`."""
     arrays = {
         "index": episodes.index,
         "length": episodes.lengths,

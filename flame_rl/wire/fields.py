@@ -17,6 +17,7 @@ from typing import (
     Any,
     Literal,
     NamedTuple,
+    NoReturn,
     TypeVar,
     get_args,
     get_origin,
@@ -86,13 +87,50 @@ def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> K
 def value_from_data(hint: Any, value: Any, name: str) -> Any:
     """The value of one field, as its hint says: a list becomes a tuple and, for a float, an integer
     a float. Raises WireError: "{name}: {what is expected}, not {value}"."""
-    try:
-        return _convert(hint, value, name)
-    except WireError:
-        raise
-    except ValueError as refused:
-        expected = str(refused) or _in_words(hint)
-        raise WireError(f"{name}: {expected}, not {value!s:.200}") from None
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _marked(*inner, value=value, name=name)
+    if NoneType in inner:
+        return None if value is None else value_from_data(inner[0], value, name)
+    if origin is tuple and isinstance(value, list | tuple):
+        items = enumerate(value)
+        return tuple(value_from_data(inner[0], each, f"{name}[{i}]") for i, each in items)
+    if origin is dict and isinstance(value, dict):
+        return {k: value_from_data(inner[1], each, f"{name}[{k!r}]") for k, each in value.items()}
+    if is_dataclass(hint):
+        return from_data(hint, value, name)
+    if origin is Literal and type(value) is str and value in inner:
+        return value
+    if hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
+        _refuse(name, f"a text of at most {MAX_TEXT_CHARACTERS} characters", value)
+    if hint is Any or (hint in (bool, str) and type(value) is hint):
+        return value
+    number = {int: Integral, float: Real}.get(hint)
+    if number and isinstance(value, number) and type(value) is not bool:
+        with contextlib.suppress(OverflowError):
+            return hint(value)  # NumPy's numbers become Python's
+    _refuse(name, ", ".join(inner) if origin is Literal else _WORDS.get(origin or hint), value)
+
+
+_WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
+_WORDS |= {tuple: "a list", dict: "an object"}
+
+
+def _marked(hint: Any, *marks: object, value: Any, name: str) -> Any:
+    for mark in marks:
+        if isinstance(mark, Converted):
+            return mark.from_data(value, name)
+    converted = value_from_data(hint, value, name)
+    for mark in marks if value is not None else ():
+        if isinstance(mark, Within) and not mark.low <= converted <= mark.high:
+            _refuse(name, mark.text, value)
+        if isinstance(mark, Length) and not mark.low <= len(converted) <= mark.high:
+            _refuse(name, f"a list of {mark.low} to {mark.high} entries", value)
+    return converted
+
+
+def _refuse(name: str, expected: str, value: object) -> NoReturn:
+    raise WireError(f"{name}: {expected}, not {value!s:.200}")
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
@@ -115,53 +153,3 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
 def _hints_of(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _convert(hint: Any, value: Any, name: str) -> Any:
-    """Raises ValueError, whose text is what is expected, if not just a type."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        hint, *marks = inner
-        for mark in marks:
-            if isinstance(mark, Converted):
-                return mark.from_data(value, name)
-        value = _convert(hint, value, name)
-        for mark in marks:
-            if isinstance(mark, Within) and not mark.low <= value <= mark.high:
-                raise ValueError(mark.text)
-            if isinstance(mark, Length) and not mark.low <= len(value) <= mark.high:
-                raise ValueError(f"a list of {mark.low} to {mark.high} entries")
-        return value
-    if NoneType in inner:
-        return None if value is None else _convert(inner[0], value, name)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(inner[0], each, f"{name}[{i}]") for i, each in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {_convert(inner[0], k, name): _convert(inner[1], v, name) for k, v in value.items()}
-    if is_dataclass(hint):
-        return from_data(hint, value, name)
-    if hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"a text of at most {MAX_TEXT_CHARACTERS} characters")
-    exact = hint in (bool, str) and type(value) is hint
-    if hint is Any or exact or (origin is Literal and type(value) is str and value in inner):
-        return value
-    number = {int: Integral, float: Real}.get(hint)
-    if number and isinstance(value, number) and type(value) is not bool:
-        with contextlib.suppress(OverflowError):
-            return hint(value)  # NumPy's numbers become Python's
-    raise ValueError
-
-
-def _in_words(hint: Any) -> str:
-    """The values that a hint allows."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _in_words(inner[0])
-    if NoneType in inner:
-        return " or ".join(map(_in_words, inner))
-    if origin is tuple:
-        return f"a list of {_in_words(inner[0]).split()[-1]}s"
-    if origin is Literal:
-        return ", ".join(inner)
-    names = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
-    return names.get(hint, "None" if hint is NoneType else "an object")

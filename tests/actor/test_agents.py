@@ -22,11 +22,11 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import choose_simulator, describe
-from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, Layer
 from flame_rl.wire.packing import WireError
 from flame_rl.wire.steps import recorded_columns
+from tests.actor.oracle import assert_played_plainly
 from tests.agents import ragged_v0, relay_v0, turns_v0
 from tests.helpers import assert_same_episodes, plain, random_snapshot, request_for, snapshot_for
 
@@ -50,75 +50,6 @@ def game(env_id: str, limit: int | None = None, number: bool = False, **options)
 
 def parallel(env_id: str):
     return importlib.import_module(env_id).parallel_env()
-
-
-def plainly(env, snapshot, request, index: int):
-    """One environment, one step and one agent at a time: for each agent its observations, actions,
-    rewards and how it ended."""
-    policy = ActingPolicy(snapshot)
-    sequence = np.random.SeedSequence(request.run_seed, spawn_key=(request.iteration, index))
-    reset, *noises = sequence.spawn(1 + len(env.possible_agents))
-    generators = {
-        agent: np.random.default_rng(noise)
-        for agent, noise in zip(env.possible_agents, noises, strict=True)
-    }
-    space = env.action_space(env.possible_agents[0])
-
-    def row_of(agent, observation):
-        flat = gymnasium.spaces.flatten(env.observation_space(agent), observation)
-        if request.environment.agent_number:
-            numbers = np.zeros(len(env.possible_agents))
-            numbers[env.possible_agents.index(agent)] = 1
-            flat = np.concatenate([flat, numbers])
-        return flat.astype(np.float32)
-
-    def act(agent, observation):
-        rows = np.zeros((8, policy.observation_dim), np.float32)
-        rows[0] = observation
-        noise = np.zeros((8, policy.head.noise_width))
-        noise[0] = policy.draw_noise(generators[agent], 1, None)[0]
-        return policy.act(rows, noise)[0]
-
-    observations, _ = env.reset(seed=int(reset.generate_state(1)[0] >> 1))
-    seen = {agent: [row_of(agent, observations[agent])] for agent in env.possible_agents}
-    acted = {agent: [] for agent in env.possible_agents}
-    paid = {agent: [] for agent in env.possible_agents}
-    ends, playing, steps = {}, list(env.possible_agents), 0
-    while playing:
-        actions = {agent: act(agent, seen[agent][-1]) for agent in playing}
-        taken = actions
-        if isinstance(space, spaces.Box):
-            middle, half = (space.low + space.high) / 2.0, (space.high - space.low) / 2.0
-            taken = {
-                agent: np.clip(middle + half * a, space.low, space.high).astype(space.dtype)
-                for agent, a in actions.items()
-            }
-        observations, rewards, terminated, truncated, _ = env.step(taken)
-        steps += 1
-        for agent in list(playing):
-            seen[agent].append(row_of(agent, observations[agent]))
-            acted[agent].append(actions[agent])
-            paid[agent].append(float(rewards[agent]))
-            late = steps == request.environment.max_episode_steps
-            ends[agent] = bool(terminated[agent]), bool(truncated[agent]) or late
-            if any(ends[agent]):
-                playing.remove(agent)
-    return [
-        (np.array(seen[a]), np.array(acted[a]), np.array(paid[a]), *ends[a])
-        for a in env.possible_agents
-    ]
-
-
-def assert_played_plainly(episodes, indices, env, snapshot, request):
-    agents, episodes = len(env.possible_agents), list(episodes)
-    assert [e.index for e in episodes] == [i for i in indices for _ in range(agents)]
-    for place, index in enumerate(indices):
-        for agent, expected in enumerate(plainly(env, snapshot, request, index)):
-            episode = episodes[place * agents + agent]
-            assert episode.observations.tobytes() == expected[0].tobytes()
-            assert episode.actions.tobytes() == expected[1].tobytes()
-            assert episode.rewards.tobytes() == expected[2].tobytes()
-            assert (episode.terminated, episode.truncated) == expected[3:]
 
 
 @pytest.mark.parametrize(("block_steps", "number"), [(1, False), (5, True), (BLOCK_STEPS, False)])
@@ -223,76 +154,51 @@ def test_which_names_are_of_several_agents():
         assert not has_agents(name)
 
 
-class Altered(relay_v0.Relay):
-    """A relay that does something else."""
-
-    def observation_space(self, agent):
-        return spaces.Box(0, 2, (2 + (agent == "second"),))
+def altered(**methods):
+    """A relay of which these methods do something else."""
+    return type("Altered", (relay_v0.Relay,), methods)
 
 
-class OtherActions(relay_v0.Relay):
-    def action_space(self, agent):
-        return spaces.Discrete(2 + (agent == "second"))
+def stepping(alter):
+    """A relay whose step returns what `alter` makes of it and of what it should return."""
+    return altered(step=lambda env, actions: alter(env, *relay_v0.Relay.step(env, actions)))
 
 
-class Latecomer(relay_v0.Relay):
-    def step(self, actions):
-        answer = super().step(actions)
-        if self.number == 3:
-            self.agents = ["first", *self.agents]
-        return answer
+def come_late(env, *returned):
+    env.agents = ["first", *env.agents] if env.number == 3 else env.agents
+    return returned
 
 
-class Absent(relay_v0.Relay):
-    def reset(self, seed=None, options=None):
-        observations, infos = super().reset(seed=seed)
-        return {"first": observations["first"]}, infos
+def lose_reward(env, observations, rewards, *others):
+    if env.number == 4:
+        del rewards["second"]
+    return observations, rewards, *others
 
 
-class Lost(relay_v0.Relay):
-    def step(self, actions):
-        observations, rewards, *others = super().step(actions)
-        if self.number == 4:
-            del rewards["second"]
-        return observations, rewards, *others
+def raise_error(env, *returned):
+    if env.number == 4:
+        raise ValueError("on purpose")
+    return returned
 
 
-class Broken(relay_v0.Relay):
-    def step(self, actions):
-        if self.number == 3:
-            raise ValueError("on purpose")
-        return super().step(actions)
+def return_nan(env, observations, *others):
+    if env.number == 4:
+        observations["second"] = np.array([1.0, np.nan])
+    return observations, *others
 
 
-class Old(relay_v0.Relay):
-    def step(self, actions):
-        return super().step(actions)[1:]
+def shorten(env, observations, *others):
+    return {agent: row[:1] for agent, row in observations.items()}, *others
 
 
-class OldReset(relay_v0.Relay):
+def first_alone(env, seed=None, options=None):
+    observations, infos = relay_v0.Relay.reset(env, seed)
+    return {"first": observations["first"]}, infos
+
+
+def without_info(env, seed=None, options=None):
     """Observations alone, whose two names would do for two values."""
-
-    def reset(self, seed=None, options=None):
-        return super().reset(seed)[0]
-
-
-class Nan(relay_v0.Relay):
-    def step(self, actions):
-        observations, *others = super().step(actions)
-        if self.number == 4:
-            observations["second"] = np.array([1.0, np.nan])
-        return observations, *others
-
-
-class Wrong(relay_v0.Relay):
-    def step(self, actions):
-        observations, *others = super().step(actions)
-        return {agent: row[:1] for agent, row in observations.items()}, *others
-
-
-class Speaking(relay_v0.Relay):
-    def observation_space(self, agent):
-        return spaces.Text(4)
+    return relay_v0.Relay.reset(env, seed)[0]
 
 
 class Nobody(relay_v0.Relay):
@@ -301,12 +207,20 @@ class Nobody(relay_v0.Relay):
         self.possible_agents = []
 
 
+OTHER_SPACE = altered(observation_space=lambda e, a: spaces.Box(0, 2, (2 + (a == "second"),)))
+OTHER_ACTIONS = altered(action_space=lambda e, agent: spaces.Discrete(2 + (agent == "second")))
+SPEAKING = altered(observation_space=lambda env, agent: spaces.Text(4))
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Altered, ["observation spaces", "first has Box(0.0, 2.0, (2,)", "second has Box", "(3,)"]),
-        (OtherActions, ["action spaces", "first has Discrete(2), second has Discrete(3)"]),
-        (Speaking, ["cannot be learned", "Text"]),
+        (
+            OTHER_SPACE,
+            ["observation spaces", "first has Box(0.0, 2.0, (2,)", "second has Box", "(3,)"],
+        ),
+        (OTHER_ACTIONS, ["action spaces", "first has Discrete(2), second has Discrete(3)"]),
+        (SPEAKING, ["cannot be learned", "Text"]),
         (Nobody, ["possible_agents names nobody"]),
         (lambda: 1 / 0, ["cannot be made: ZeroDivisionError"]),
     ],
@@ -322,12 +236,12 @@ def test_environments_that_cannot_be_used(monkeypatch, kind, words):
 @pytest.mark.parametrize(
     ("kind", "step", "failure", "words"),
     [
-        (Latecomer, 2, "invalid", "after step, first plays, which ended before"),
-        (Absent, 0, "invalid", "reset returned no observation of second"),
-        (Lost, 3, "invalid", "step returned no reward of second"),
-        (Broken, 3, "simulator", "step raised ValueError: on purpose"),
-        (Nan, 3, "invalid", "observation: step returned NaN or infinity"),
-        (Wrong, 0, "invalid", "observation: step returned shape (1,)"),
+        (stepping(come_late), 2, "invalid", "after step, first plays, which ended before"),
+        (altered(reset=first_alone), 0, "invalid", "reset returned no observation of second"),
+        (stepping(lose_reward), 3, "invalid", "step returned no reward of second"),
+        (stepping(raise_error), 3, "simulator", "step raised ValueError: on purpose"),
+        (stepping(return_nan), 3, "invalid", "observation: step returned NaN or infinity"),
+        (stepping(shorten), 0, "invalid", "observation: step returned shape (1,)"),
     ],
 )
 def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failure, words):
@@ -343,8 +257,8 @@ def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failur
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Old, "step: ValueError: not enough values"),
-        (OldReset, "reset: it returned {'first'"),
+        (stepping(lambda env, *returned: returned[1:]), "step: ValueError: not enough values"),
+        (altered(reset=without_info), "reset: it returned {'first'"),
     ],
 )
 def test_an_environment_of_another_api_is_told_so(monkeypatch, kind, words):

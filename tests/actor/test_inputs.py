@@ -5,9 +5,11 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed
@@ -15,9 +17,10 @@ from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Environment, Episodes
 from flame_rl.wire.steps import step_columns
-from tests.environments import TwoInputs
+from tests.environments import ChannelsFirst, TwoInputs
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
 
 NAMES = ["observations['arm']", "observations['camera']", "observations['lamp']"]
@@ -153,3 +156,53 @@ def test_a_part_that_cannot_be_learned_from_may_be_left_out():
     ):
         PlainSimulator(Environment(env_id))
     PlainSimulator(Environment(env_id, observe=("a",)))
+
+
+# Observations of one byte, such as pictures, keep that type
+
+
+@pytest.mark.parametrize("name", ["Catch", "BooleanCatch"])
+def test_pictures_are_recorded_in_one_byte(name):
+    request, episodes, seeds = played(name, range(5))
+    assert request.columns[0].dtype == "uint8"
+    for episode in episodes:
+        seen = np.stack(seen_by(name, episode, seeds[episode.index]))
+        assert episode.observations.dtype == np.uint8
+        np.testing.assert_array_equal(episode.observations, seen.reshape(len(seen), -1))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_channels_come_last_whichever_way_a_picture_has_them(copied, monkeypatch):
+    if copied:  # observations that are checked one by one, and not copied as they are
+        picture = ChannelsFirst.picture
+        monkeypatch.setattr(ChannelsFirst, "picture", lambda env, row: picture(env, row).tolist())
+    _, episodes, _ = played("ChannelsFirst", [0, 1])
+    seen = episodes.observations.reshape(-1, 40, 40, 3)
+    assert (seen[..., 1] == 0).all() and set(np.unique(seen[..., [0, 2]])) == {200, 230}
+    assert ((seen[..., 0] == 230).sum(axis=(1, 2)) == 64).mean() > 0.5
+
+
+def test_a_picture_on_its_way_to_a_policy_has_its_channels_last():
+    space = spaces.Box(0, 255, (3, 8, 6), np.uint8)
+    picture, row = space.sample(), np.zeros(144, np.uint8)
+    write_observation(observation_parts(space), picture, row)
+    np.testing.assert_array_equal(row.reshape(8, 6, 3), picture.transpose(1, 2, 0))
+    # Beside other observations, too.
+    space = spaces.Dict(seen=space, way=spaces.Discrete(2))
+    row = np.zeros(146, np.float32)
+    write_observation(observation_parts(space), {"seen": picture, "way": 1}, row)
+    np.testing.assert_array_equal(row[:144].reshape(8, 6, 3), picture.transpose(1, 2, 0))
+    assert row[144:].tolist() == [0, 1]
+
+
+def test_whole_numbers_of_another_type_are_taken():
+    _, episodes, _ = played("WholeNumbers", [0])
+    assert (episodes.observations.reshape(-1, 10, 5)[:, 4, 4] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["Fractions", "Beyond", "NotANumber"])
+def test_what_one_byte_does_not_hold_is_refused(name):
+    _, failure, _ = played(name, [0])
+    assert (failure.kind, failure.step) == ("invalid", 2)
+    assert "observation: step returned" in failure.message
+    assert "not integers from 0 to 255" in failure.message

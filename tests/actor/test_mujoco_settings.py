@@ -9,7 +9,7 @@ from unittest import mock
 import mujoco
 import pytest
 
-from flame_rl.actor.environments.mujoco_settings import stop_clock
+from flame_rl.actor.environments.making import stop_clock
 
 # Plays an environment of Gymnasium's and then one of this package's, with MuJoCo's clock as it is
 # at first or with another; prints whether the bits are the same, then the seconds that MuJoCo has
@@ -49,7 +49,7 @@ def test_another_module_called_mujoco_is_left_alone(loaded):
     program = f"""
 import sys, types
 sys.modules["mujoco"] = {loaded}
-from flame_rl.actor.environments.mujoco_settings import stop_clock
+from flame_rl.actor.environments.making import stop_clock
 stop_clock()
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 
-from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.wire.messages import Environment
 from tests.agents import relay_v0
@@ -111,13 +109,9 @@ class Tally(Base):
         return 1.0
 
 
-# As a set of objects may have the same numbers in another order each time.
-ORDERS = itertools.cycle([(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
 REWARDS = {
     "Unseeded": lambda env, action: float(np.random.default_rng().random()),
     "Numpys": lambda env, action: float(np.random.random()),
-    "Hardly": lambda env, action: 1 + 1e-9 * np.random.random(),
-    "Sums": lambda env, action: sum(next(ORDERS)),
     "Dies": lambda env, action: signal.raise_signal(signal.SIGKILL),
 }
 
@@ -152,8 +146,6 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ),
         ("Global", "rewards differ from step 1 on in another", "draws from random, which all env"),
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
-        ("Hardly", "there by rounding", "draws from np.random, which all"),
-        ("Sums", "there by rounding (2e-16 of their size) in a second", "added in an order"),
         ("NormalizedReward", "rewards differ from step", "NormalizeReward or Wandering has state"),
         (
             "NormalizedObservation",
@@ -244,12 +236,6 @@ def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypat
     del sys.modules["mujoco"]
     _, spec = describe(Environment("heavy_env:Heavy-v0"))
     assert "repeats itself" not in spec.note and "took" not in spec.note
-
-
-def test_an_environment_that_cannot_be_played_is_refused_at_once():
-    with pytest.raises(SimulatorError, match=r"API of Gymnasium.*expected 5, got 4") as caught:
-        describe(Environment(environment_id("FourValues")))
-    assert caught.value.kind == "environment"
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

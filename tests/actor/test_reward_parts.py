@@ -151,4 +151,4 @@ def test_parts_that_the_environment_does_not_record_are_refused():
     simulator, _ = choose_simulator(request.environment)
     snapshot = snapshot_for(described(environment_id("Parts")))
     failure = collect_episodes(snapshot, replace(request, columns=columns), simulator)
-    assert "column reward_parts: float64 of shape (2,) is asked for where" in failure.message
+    assert "column 'reward_parts': " in failure.message

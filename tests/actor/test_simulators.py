@@ -143,94 +143,66 @@ def altered_hopper() -> gymnasium.Env:
     return gymnasium.Wrapper(hopper_v5.HopperEnv())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kwargs": {"reset_noise_scale": 0.1}},
-        {"order_enforce": False},
-        {"max_episode_steps": None},
-        {"entry_point": "gymnasium.envs.mujoco.hopper_v4:HopperEnv"},
-        {"entry_point": "tests.actor.test_simulators:altered_hopper"},
-        {
-            "additional_wrappers": (
-                gymnasium.envs.registration.WrapperSpec(
-                    "ClipReward",
-                    "gymnasium.wrappers:ClipReward",
-                    {"min_reward": 0.0, "max_reward": 1.0},
-                ),
-            )
-        },
-    ],
+CLIPPED = gymnasium.envs.registration.WrapperSpec(
+    "ClipReward", "gymnasium.wrappers:ClipReward", {"min_reward": 0.0, "max_reward": 1.0}
 )
-def test_another_environment_of_the_same_name_is_played_plainly(changes, monkeypatch):
-    for name, value in changes.items():
-        monkeypatch.setattr(gymnasium.spec("Hopper-v5"), name, value)
-    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto"))
-    assert isinstance(simulator, PlainSimulator)
-    assert "not its own" in note and "\n" not in note
-    with pytest.raises(SimulatorError, match=r"--simulator fast is not possible.*not its own"):
-        choose_simulator(Environment("Hopper-v5", None, "fast"))
+HOPPER, NOT_ITS_OWN = gymnasium.spec("Hopper-v5"), "not its own"
+STEP = mujoco_fast.FastMujoco.step
 
 
-@pytest.mark.parametrize(
-    ("library", "version"), [("gymnasium", "1.3.0"), ("mujoco", "3.3.7"), ("mujoco", "4.1.0")]
-)
-def test_a_version_that_was_never_compared_is_played_plainly(library, version, monkeypatch):
+def another_step(twin, *arguments) -> None:
+    STEP(twin, *arguments)
+    twin.reward_parts[:, 1] *= -1
+
+
+def version_of(library: str, version: str):
     real = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: version if name == library else real(name)
-    )
-    simulator, note = choose_simulator(Environment("Ant-v5", None, "auto"))
-    assert isinstance(simulator, PlainSimulator)
-    assert library in note and version in note
+    return lambda name: version if name == library else real(name)
 
 
 @pytest.mark.parametrize(
-    ("env_id", "module", "name", "value"),
+    ("env_id", "owner", "name", "value", "words"),
     [
-        ("CartPole-v1", cartpole, "HALF_LENGTH", 0.500001),
-        ("CartPole-v1", cartpole, "MAX_ANGLE", 0.2),
-        ("Ant-v5", mujoco_fast, "_CONTACT_COST", 6e-4),
-        ("HalfCheetah-v5", mujoco_fast, "ROBOTS", mujoco_fast.ROBOTS | {"HalfCheetah-v5": OTHER}),
+        # Another environment of the same name.
+        ("Hopper-v5", HOPPER, "kwargs", {"reset_noise_scale": 0.1}, NOT_ITS_OWN),
+        ("Hopper-v5", HOPPER, "order_enforce", False, NOT_ITS_OWN),
+        ("Hopper-v5", HOPPER, "max_episode_steps", None, NOT_ITS_OWN),
+        (
+            *("Hopper-v5", HOPPER, "entry_point", "gymnasium.envs.mujoco.hopper_v4:HopperEnv"),
+            NOT_ITS_OWN,
+        ),
+        (
+            *("Hopper-v5", HOPPER, "entry_point", lambda: gymnasium.Wrapper(hopper_v5.HopperEnv())),
+            NOT_ITS_OWN,
+        ),
+        ("Hopper-v5", HOPPER, "additional_wrappers", (CLIPPED,), NOT_ITS_OWN),
+        # A version that was never compared.
+        *(
+            ("Ant-v5", importlib.metadata, "version", version_of(*each), each[0])
+            for each in (("gymnasium", "1.3.0"), ("mujoco", "3.3.7"), ("mujoco", "4.1.0"))
+        ),
+        # Another twin, which the comparison at the start notices.
+        ("CartPole-v1", cartpole, "HALF_LENGTH", 0.500001, "differs"),
+        ("CartPole-v1", cartpole, "MAX_ANGLE", 0.2, "differs"),
+        ("Ant-v5", mujoco_fast, "_CONTACT_COST", 6e-4, "differs"),
+        ("HalfCheetah-v5", mujoco_fast, "ROBOTS", {"HalfCheetah-v5": OTHER}, "differs"),
+        ("Hopper-v5", mujoco_fast.FastMujoco, "step", another_step, "differs"),
+        # One that cannot be made, as where MuJoCo has no mujoco.batch.
+        ("Hopper-v5", sys.modules, "mujoco.batch", None, "mujoco.batch"),
+        # A part of the reward that it lacks.
+        ("Ant-v5", PARTS, "Ant-v5", ("x_velocity",), "no 'x_velocity'"),
+        ("CartPole-v1", PARTS, "CartPole-v1", ("reward_forward",), "no 'reward_forward'"),
     ],
 )
-def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, value, monkeypatch):
-    monkeypatch.setattr(module, name, value)
-    simulator, note = choose_simulator(Environment(env_id, None, "auto"))
+def test_where_a_twin_is_not_sure_the_environment_is_played_plainly(
+    env_id, owner, name, value, words, monkeypatch
+):
+    (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, name, value)
+    simulator, note = choose_simulator(Environment(env_id, None, "auto", PARTS[env_id]))
     assert isinstance(simulator, PlainSimulator)
-    assert "differs" in note
-
-
-def test_the_comparison_at_the_start_notices_another_part(monkeypatch):
-    step = mujoco_fast.FastMujoco.step
-
-    def altered(twin, *arguments) -> None:
-        step(twin, *arguments)
-        twin.reward_parts[:, 1] *= -1
-
-    monkeypatch.setattr(mujoco_fast.FastMujoco, "step", altered)
-    parts = ("reward_forward", "reward_survive")
-    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto", parts))
-    assert isinstance(simulator, PlainSimulator)
-    assert "differs" in note
-
-
-@pytest.mark.parametrize(
-    ("env_id", "name"), [("Ant-v5", "x_velocity"), ("CartPole-v1", "reward_forward")]
-)
-def test_a_part_that_a_twin_lacks_is_left_to_gymnasium(env_id, name):
-    simulator, note = choose_simulator(Environment(env_id, None, "auto", (name,)))
-    assert isinstance(simulator, PlainSimulator)
-    assert f"the fast simulator of {env_id} has no {name!r}" in note
-    with pytest.raises(SimulatorError, match=rf"--simulator fast is not possible: .* no {name!r}"):
-        choose_simulator(Environment(env_id, None, "fast", (name,)))
-
-
-def test_a_twin_that_cannot_be_made_is_no_error(monkeypatch):
-    """As where MuJoCo has no mujoco.batch."""
-    monkeypatch.setitem(sys.modules, "mujoco.batch", None)
-    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto"))
-    assert isinstance(simulator, PlainSimulator) and "mujoco.batch" in note
+    assert words in note and "\n" not in note
+    with pytest.raises(SimulatorError, match=rf"--simulator fast is not possible.*{words}"):
+        choose_simulator(Environment(env_id, None, "fast", PARTS[env_id]))
 
 
 def test_plain_is_plain_and_others_have_no_twin():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from unittest import mock
 
 import psutil
@@ -18,9 +19,9 @@ import pytest
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.process import ChildProcess
-from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.actor.worker.supervisor import Limits, Team, Worker
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, Environment
+from flame_rl.wire.messages import CollectFailure, CollectRequest, Environment
 from tests.helpers import (
     ROOT,
     SOON,
@@ -31,7 +32,7 @@ from tests.helpers import (
     request_for,
 )
 
-SNAPSHOT = random_snapshot(1, 2, False)
+SNAPSHOT, POLES = random_snapshot(1, 2, False), random_snapshot(4, 2, False)
 
 
 @pytest.fixture
@@ -63,29 +64,13 @@ def test_equals_collecting_in_this_process(worker):
     assert worker.pid == pid
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's pipes can be enlarged")
-@pytest.mark.parametrize("allowed", [True, False])
-def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
-    worker, allowed, monkeypatch
-):
-    sizes, really = [], fcntl.fcntl
-
-    def enlarge(pipe, command, size):
-        assert command == fcntl.F_SETPIPE_SZ
-        if not allowed:
-            raise PermissionError("too many pipes")
-        sizes.append((really(pipe, fcntl.F_GETPIPE_SZ), really(pipe, command, size)))
-
-    monkeypatch.setattr(fcntl, "fcntl", enlarge)
+def test_an_answer_may_be_larger_than_a_pipe_that_cannot_be_enlarged(worker, monkeypatch):
+    monkeypatch.setattr(fcntl, "fcntl", mock.Mock(side_effect=PermissionError("too many pipes")))
     snapshot, request = random_snapshot(4, 2, False), request_for("CartPole-v1", range(800))
     answer = collect(worker, request, snapshot)
     expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
     assert_same_episodes(answer, expected)
     assert answer.observations.nbytes > 2**18
-    if allowed:
-        ((before, after),) = sizes
-        assert after > before
-    assert bool(sizes) == allowed
 
 
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
@@ -306,3 +291,56 @@ def test_a_child_that_dies_is_noticed_though_its_own_child_holds_the_pipe(worker
 def test_a_child_that_dies_before_it_plays_is_told_apart(worker):
     failure = collect(worker, request_for(environment_id("StillBorn"), [0]))
     assert failure.kind == "start" and "SIGKILL" in failure.message
+
+
+# Several workers that share each task
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    team = Team(print)
+    team.start()
+    yield team
+    team.close()
+
+
+def share(team: Team, request: CollectRequest, workers: int, withdrawn=lambda: False):
+    snapshot = SNAPSHOT if request.environment.env_id != "CartPole-v1" else POLES
+    limits = Limits(len(request.indices), 600.0, 100_000, 4096, workers)
+    encoded = codec.encode_snapshot(snapshot), codec.encode_request(request)
+    return codec.decode_result(team.collect(*encoded, limits, withdrawn), request)
+
+
+def test_it_gives_what_one_worker_does_whatever_their_number(team: Team) -> None:
+    # Enough that each of them takes some before the others have played all.
+    for workers, episodes in ((1, 5), (2, 23), (3, 200)):
+        request = request_for("CartPole-v1", range(3, 3 + episodes))
+        expected = collect_episodes(POLES, request, plain("CartPole-v1"))
+        assert_same_episodes(share(team, request, workers), expected)
+    children = psutil.Process().children()
+    assert len([c for c in children if "flame_rl.actor.worker.child" in c.cmdline()]) == 3
+    team.close()
+    assert psutil.wait_procs(children, timeout=SOON)[1] == []
+
+
+def test_they_play_at_the_same_time(team: Team) -> None:
+    share(team, request_for(environment_id("Slow"), range(3)), 3)
+    began = time.monotonic()
+    share(team, request_for(environment_id("Slow"), range(30)), 3)
+    assert time.monotonic() - began < 4  # one after another 6 s
+
+
+def test_a_failure_of_one_ends_the_task_with_its_cause(team: Team) -> None:
+    failure = share(team, request_for(environment_id("KillFault"), range(8)), 2)
+    assert failure.kind == "crash"
+    request = request_for("CartPole-v1", range(8))
+    expected = collect_episodes(POLES, request, plain("CartPole-v1"))
+    assert_same_episodes(share(team, request, 2), expected)
+
+
+def test_a_task_is_withdrawn_from_all(team: Team) -> None:
+    began = time.monotonic()
+    request = request_for(environment_id("Slow"), range(2000))
+    failure = share(team, request, 2, lambda: time.monotonic() - began > 1)
+    assert failure.kind == "stale"
+    assert time.monotonic() - began < SOON

@@ -13,9 +13,10 @@ from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor, versions
 from flame_rl.backends.flame import executors
-from flame_rl.backends.flame.cluster import Capacity, ExecutorRequest, capacity_of, memory_share
+from flame_rl.backends.flame.cluster import Capacity, capacity_of
 from flame_rl.backends.flame.compat import batch_past
-from flame_rl.backends.flame.executors import ExecutorMonitor, Hosts, count
+from flame_rl.backends.flame.executors import Answers, ExecutorMonitor, count
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.packing import WireError
 
@@ -34,39 +35,27 @@ def node(name: str, state: str = "Ready", cores: int = 2, gigabytes: int = 8) ->
 
 
 OURS, THEIRS = executor("a", "Bound", "ours"), executor("b", "Bound", "theirs")
-DEAD = executor("a", "Unbinding")
+DEAD, FAR = executor("a", "Unbinding"), executor("a", "Bound", "ours", "far")
 
 
 @pytest.mark.parametrize(
-    ("seen", "details", "working", "alive", "gone"),
+    ("seen", "details", "working", "alive"),
     [
-        ([], "", 0, 0, ""),
-        ([OURS, executor("b", "Bound", "ours")], "", 2, 2, ""),
-        ([executor("a", "Binding", "ours"), executor("b", "Void")], "2 starting", 0, 1, ""),
-        (
-            [executor("a", "Unbinding"), executor("b", "Unbinding", "ours")],
-            "2 unbinding",
-            0,
-            0,
-            "ab",
-        ),
-        ([OURS, THEIRS], "1 bound to other sessions", 1, 1, ""),
-        (
-            [executor("a", "Bound", "ours", "far"), executor("b", "Idle")],
-            "1 idle, no sign of node far",
-            0,
-            0,
-            "a",
-        ),
-        ([executor("a", "Unknown")], "1 in an unknown state", 0, 0, ""),
+        ([], "", 0, 0),
+        ([OURS, executor("b", "Bound", "ours")], "", 2, 2),
+        ([executor("a", "Binding", "ours"), executor("b", "Void")], "2 starting", 0, 1),
+        ([DEAD, executor("b", "Unbinding", "ours")], "2 unbinding", 0, 0),
+        ([OURS, THEIRS], "1 bound to other sessions", 1, 1),
+        ([FAR, executor("b", "Idle")], "1 idle, no sign of node far", 0, 0),
+        ([executor("a", "Unknown")], "1 in an unknown state", 0, 0),
     ],
 )
-def test_executors_are_counted_for_a_run(seen, details, working, alive, gone) -> None:
+def test_executors_are_counted_for_a_run(seen, details, working, alive) -> None:
     nodes = [node("near"), *([node("far", "Unknown")] if "far" in details else [])]
     counted = count(seen, nodes, "ours", 2)
     details = f" ({details})" if details else ""
     assert str(counted) == f"{working} of 2 executors are working{details}"
-    assert counted.alive == alive and counted.gone == set(gone)
+    assert counted.alive == alive
 
 
 class Cluster:
@@ -113,55 +102,43 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
 
 
-def test_a_lost_executor_is_said_once_and_one_that_leaves_a_session_is_not_lost(cluster) -> None:
-    working = executor("b", "Bound", "ours")
-    for states in (["Bound", "ours"], ["Unbinding"], ["Idle"], ["Unbinding"]):
-        cluster.see(executor("a", *states), working)
-    assert cluster.lines == []
-    cluster.see(executor("a", "Unbinding"), working, times=3)
-    assert cluster.said == ["An executor was lost: 1 of 2 left"]
-    cluster.nodes = [node("near", "Unknown")]
-    cluster.see(executor("a", "Unbinding"), working, times=3)
-    assert cluster.said[1:] == [
-        "Node near: no connection to the cluster",
-        "An executor was lost: 0 of 1 left",
-    ]
+BOTH = [OURS, executor("b", "Bound", "ours")]
 
 
-def test_of_a_lost_node_only_executors_that_worked_for_the_run_are_lost(cluster) -> None:
-    """Flame places another one there, which never starts, and forgets those that were there."""
-    near = [executor(name, "Bound", "ours") for name in "abcd"]
-    far = [executor(name, "Bound", "ours", "far") for name in "ef"]
-    others = [executor("x", "Bound", "theirs", "far"), executor("y", "Bound", "theirs")]
-    new = executor("new", "Void", node="far")
-    lost = []
-    for state, seen in (
-        ("Ready", [*near, *far, *others]),
-        ("Unknown", [*near, *far, *others]),
-        ("Unknown", [*near, *far, *others]),
-        ("NotReady", near),
-        ("NotReady", [*near, new]),
-        ("NotReady", [*near, new]),
-    ):
-        cluster.nodes = [node("near"), node("far", state)]
-        cluster.see(*seen)
-        lost.append(cluster.monitor.lost)
-    assert lost == [0, 2, 0, 0, 0, 0]
-    assert cluster.said == [
-        "Node far: no connection to the cluster",
-        "2 executors were lost: 4 of 6 left",
-    ]
+@pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        # One that leaves a session is not lost, one whose process died is.
+        ([BOTH, [DEAD, BOTH[1]], [executor("a", "Idle"), BOTH[1]], [DEAD, BOTH[1]]], []),
+        ([BOTH, *3 * [[DEAD, BOTH[1]]]], ["1 of 2 executors are working (1 unbinding)"]),
+        # Other runs have one, for a moment, for a while, and no more.
+        ([[OURS, THEIRS], [OURS, executor("b", "Idle")], [OURS, THEIRS], BOTH], []),
+        (
+            [*3 * [[OURS, THEIRS]], [OURS, executor("b", "Binding", "ours")], BOTH, BOTH, BOTH],
+            [
+                "1 of 2 executors are working (1 bound to other sessions)",
+                "2 of 2 executors are working",
+            ],
+        ),
+        # More than the run can have.
+        (2 * [[*BOTH, executor("c", "Bound", "theirs")]], []),
+        (3 * [[FAR, BOTH[1]]], ["1 of 2 executors are working (no sign of node far)"]),
+        # None works: that is told as a silence.
+        (3 * [[FAR, DEAD]], []),
+    ],
+)
+def test_what_keeps_executors_from_a_run_is_said_once_it_is_settled(cluster, seen, lines) -> None:
+    cluster.nodes.append(node("far", "Unknown" if FAR in seen[0] else "Ready"))
+    for each in seen:
+        cluster.see(*each)
+    assert cluster.said == lines
+
+
+def test_a_lost_node_is_named_with_the_remedy_where_none_is_left(cluster) -> None:
+    cluster.nodes.append(node("far", "NotReady"))
     cluster.see()
     hint = "Start Flame's executor manager on far again, under the same host name"
     assert cluster.monitor.hint == hint
-
-
-def test_what_is_seen_before_anybody_listens_is_said_later(cluster) -> None:
-    listener, cluster.monitor.listener = cluster.monitor.listener, None
-    cluster.nodes.append(node("far", "NotReady"))
-    cluster.see()
-    cluster.monitor.listener = listener
-    assert cluster.lines == ["Node far: no connection to the cluster. The run goes on without"]
 
 
 def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster) -> None:
@@ -191,7 +168,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     words = "16 s: its session manager does not answer; giving up in 104 s"
     assert words in cluster.waits[-1] and not cluster.monitor.answers
     cluster.monitor.tell(0.0, 120)  # a result comes
-    assert cluster.lines[-1] == "The cluster works again." and cluster.waits[-1] == ""
+    assert cluster.lines[-1] == "The cluster works." and cluster.waits[-1] == ""
     told = len(cluster.waits)
     cluster.monitor.over()
     cluster.monitor.tell(0.0, 120)
@@ -201,8 +178,8 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
 def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
     # One that is dead stays so for ever.
     for seen, hint in (
-        ([executor("a", "Bound", "theirs"), THEIRS], "Other runs have those that work"),
-        ([executor("a", "Unbinding"), THEIRS], "Other runs have those that work"),
+        ([executor("a", "Bound", "theirs"), THEIRS], "This run has some when one of the others"),
+        ([executor("a", "Unbinding"), THEIRS], "This run has some when one of the others"),
         ([executor("a", "Unbinding"), executor("b", "Unbinding")], "docs/cluster.md says"),
     ):
         cluster.see(*seen)
@@ -231,26 +208,6 @@ def test_executors_that_start_for_a_run_are_its_own(cluster) -> None:
     assert cluster.monitor.limit(120.0) == 120.0
 
 
-def test_the_share_of_a_run_is_said_once_it_is_settled(cluster) -> None:
-    both = [OURS, executor("b", "Bound", "ours")]
-    for seen, lines in (
-        ([OURS], 0),
-        ([OURS, THEIRS], 0),
-        ([OURS, executor("b", "Idle")], 0),
-        ([OURS, THEIRS], 0),
-        ([OURS, THEIRS], 1),
-        ([OURS, THEIRS], 1),
-        ([OURS, executor("b", "Binding", "ours")], 1),
-        (both, 2),
-        # More than the run can have.
-        ([*both, executor("c", "Bound", "theirs")], 2),
-    ):
-        cluster.see(*seen)
-        assert len(cluster.lines) == lines, cluster.lines
-    assert cluster.lines[0].startswith("This run has 1 of 2 executors, and other runs have 1: ")
-    assert cluster.lines[1] == "This run has 2 of 2 executors"
-
-
 def test_a_listener_that_fails_ends_no_run(cluster) -> None:
     def fails(text: str) -> None:
         raise OSError("the terminal is gone")
@@ -270,24 +227,17 @@ def resources(cpu: int, gigabytes: int) -> pb.ResourceRequirement:
 
 
 def capacity(nodes: list[pb.Node], executors: int | None = None, workers: int = 1) -> Capacity:
-    return capacity_of(nodes, ExecutorRequest(executors, workers))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "executors", "share"),
-    [([24], 10, 2), ([24], 1, 24), ([24], 25, 0), ([10, 4], 3, 4), ([8, 8], 3, 4), ([], 1, 0)],
-)
-def test_executors_share_the_memory_of_the_nodes(nodes, executors, share) -> None:
-    assert memory_share(nodes, executors) == share
+    return capacity_of(nodes, Execution(executors=executors, workers_per_executor=workers))
 
 
 def test_only_nodes_that_are_ready_have_room() -> None:
     nodes = [node("a"), node("b", "NotReady", 64), node("c", "Unknown", 64), node("d", cores=3)]
     assert capacity(nodes) == Capacity(5)
     assert capacity(nodes[1:3]) == Capacity(1)
-    # Half of the memory is for other runs.
-    assert capacity(nodes, 8).claim == ResourceRequirement(cpu=0, memory=1 << 30)
-    assert capacity(nodes, 64).claim == ResourceRequirement(cpu=0, memory=256 << 20)
+    # Half of the memory is for other runs, and none of it reaches from one node to the next.
+    for number, megabytes in ((8, 1024), (64, 256), (1, 4096), (3, 2048)):
+        claim = ResourceRequirement(cpu=0, memory=megabytes << 20)
+        assert capacity(nodes, number).claim == claim
     # With tasks that wait Flame would start more.
     assert (capacity(nodes, 8).in_flight, capacity(nodes).in_flight) == (8, 10)
     with pytest.raises(UsageError, match="no node of the cluster is ready"):
@@ -308,7 +258,7 @@ def test_executors_asked_for_come_and_go_with_their_nodes(nodes: int, executors:
     """What each claims stays as the run began."""
     claim = capacity([node("a"), node("b")], 8).claim
     now = [node(str(i)) for i in range(nodes)]
-    assert capacity_of(now, ExecutorRequest(10), claim) == Capacity(executors, claim, 10)
+    assert capacity_of(now, Execution(executors=10), claim) == Capacity(executors, claim, 10)
 
 
 # Batches past nodes that are away
@@ -363,31 +313,31 @@ def about(where: str, **others: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_executors_with_other_versions_are_refused_by_their_nodes(name: str) -> None:
-    hosts = Hosts()
-    hosts.hear(about("alpha"))
-    hosts.refuse_others()
+    answers = Answers()
+    answers.hear(about("alpha"))
+    answers.refuse_others()
     for each in ("gamma", "beta"):
-        hosts.hear(about(each, **{name: "3.99"}))
-    words = f"Nodes beta, gamma run other versions.*: {name} {versions()[name]} here, 3.99 there"
+        answers.hear(about(each, **{name: "3.99"}))
+    words = f"Other versions.* on nodes beta, gamma: {name} {versions()[name]} here, 3.99 there"
     with pytest.raises(UsageError, match=words):
-        hosts.refuse_others()
+        answers.refuse_others()
 
 
 @pytest.mark.parametrize("name", processor())
 def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
-    hosts, said = Hosts(), []
+    answers, said = Answers(), []
     for each in ("alpha", "beta", "gamma"):
-        hosts.hear(about(each, **({name: "Zen"} if each != "alpha" else {})))
+        answers.hear(about(each, **({name: "Zen"} if each != "alpha" else {})))
     for _ in range(2):
-        hosts.hear(about("beta", **{name: "Zen"}))
-        hosts.tell(said.append)
-    hosts.hear(about("delta", **{name: "Zen"}))
-    hosts.tell(said.append)
-    words = "another processor than this machine: "
-    assert len(said) == 2 and said[1].startswith(f"Node delta has {words}")
-    assert said[0].startswith(f"Nodes beta, gamma have {words}")
+        answers.hear(about("beta", **{name: "Zen"}))
+        answers.tell(said.append)
+    answers.hear(about("delta", **{name: "Zen"}))
+    answers.tell(said.append)
+    words = "Another processor than on this machine is on"
+    assert len(said) == 2 and said[1].startswith(f"{words} node delta: ")
+    assert said[0].startswith(f"{words} nodes beta, gamma: ")
     assert f"{name} {processor()[name]} here, Zen there" in said[0]
-    hosts.refuse_others()
+    answers.refuse_others()
 
 
 @pytest.mark.parametrize(
@@ -395,4 +345,4 @@ def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
 )
 def test_what_is_no_account_of_an_executor_is_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="what an executor says of itself"):
-        Hosts().hear(data)
+        Answers().hear(data)

@@ -5,7 +5,9 @@ Against the in-memory Flame always; marked `cluster`, the same tests against a r
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -27,127 +29,130 @@ from flamepy.runner.runner import RunnerService
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.cluster import Capacity, ExecutorRequest, capacity_of, connect
+from flame_rl.backends.flame.cluster import Capacity, capacity_of, connect
+from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
-from flame_rl.backends.flame.session import Counters, Session
+from flame_rl.backends.flame.session import Session
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, Flame, finish, run, start
-from tests.helpers import SOON
+from tests.helpers import SOON, run_here
 from tests.memory_flame import MemoryFlame, ObjectCache
+from tests.runs import assert_saved_weights, rows
 
 SMALL = ("--iterations", "3", "--episodes-per-iter", "10")
+STEPS = ("--iterations", "4", "--steps-per-iter", "50", "--hidden-sizes", "8")
+PPO = ("--env", "cartpole", *SMALL, "--algorithm", "ppo")
+REPLAY = ("--warm-up-steps", "60", "--updates-per-step", "0.2", "--batch-size", "16")
+DQN = ("--env", "cartpole", *STEPS, *REPLAY, "--algorithm", "dqn")
+POINT = ("--env", "InvertedPendulum-v5", *STEPS, *REPLAY, "--algorithm")
+GOALS = ("--env", "goals:Bits-v1", *STEPS, "--algorithm")
+MINE = ("--env", "my_env:Mine-v0", "--env-kwargs", "fault=none", *SMALL)
+# Runs by what is particular about them; slow ones are left out unless they are asked for.
+RUNS = {
+    "reinforce": ("--env", "cartpole", *SMALL),
+    "overlap": (*PPO, "--overlap", "True", "--evaluate-every", "2"),
+    "two in an executor": ("--env", "cartpole", *SMALL, "--workers-per-executor", "2"),
+    "own environment": (*MINE, "--wrapper", "my_wrappers:halved"),
+    "dqn": (*DQN, "--prioritized", "True"),
+    "hindsight": (*GOALS, "dqn", "--hindsight", "future", *REPLAY),
+}
+SLOW = {
+    "executors": ("--env", "InvertedPendulum-v5", *SMALL, "--executors", "2"),
+    "memory": (*PPO, "--memory", "lstm", "--shared-torso"),
+    "pictures": (*PPO[2:], "--env", "my_env:Eye-v0", "--frame-stack", "2"),
+    "impala": ("--env", "cartpole", *SMALL, "--algorithm", "impala"),
+    **{name: (*DQN[:-1], name) for name in ("sarsa", "successor", "r2d2")},
+    **{name: (*POINT, name) for name in ("ddpg", "td3", "sac")},
+    "from": (*DQN, "--from", "{}/old", "--with-replay"),
+    "demonstrations": (*DQN, "--demonstrations", "{}/teacher.npz"),
+    "policy-observations": (*GOALS, "ppo", "--policy-observations", "observation", "desired_goal"),
+}
 
 
-# Results
-
-
-OVERLAP = ("--algorithm", "ppo", "--overlap", "True", "--evaluate-every", "2")
-MEMORY = ("--algorithm", "ppo", "--memory", "lstm", "--shared-torso")
-PICTURES = ("--algorithm", "ppo", "--frame-stack", "2")
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a run of dqn, "old", and episodes of it, "teacher.npz"."""
+    folder = tmp_path_factory.mktemp("before")
+    here = ("--local", "--workers", "0")
+    record = ["evaluate", "old", "--episodes", "4", "--record", "teacher.npz"]
+    for words in ((*DQN, "--output", "old"), record):
+        done = run_here(*words, *here, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("env", "flags"),
-    [
-        ("cartpole", ()),
-        pytest.param("InvertedPendulum-v5", (), marks=pytest.mark.slow),
-        ("cartpole", OVERLAP),
-        pytest.param("cartpole", MEMORY, marks=pytest.mark.slow),
-        pytest.param("my_env:Eye-v0", PICTURES, marks=pytest.mark.slow),
-    ],
-    ids=["cartpole", "pendulum", "overlap", "memory", "pictures"],
+    "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
-def test_flame_gives_the_same_bytes_as_this_machine(
-    env: str, flags: tuple[str, ...], flame: Flame, project: Path, local, tmp_path: Path
+def test_a_run_has_the_bytes_of_this_machine_and_sends_only_what_it_needs(
+    name: str, flame: Flame, project: Path, local, tmp_path: Path, request
 ) -> None:
-    finished = run(project, tmp_path, flame.environment, "--env", env, *SMALL, *flags)
-    assert finished.code == 0, finished.err
-    name = {"cartpole": "CartPole-v1"}.get(env, env)
-    title = "PPO" if flags else "REINFORCE"
-    assert f"\nDistributed {title} on {name} using Flame Runner\n" in finished.out
-    assert "Training Complete!" in finished.out
-    assert finished.err == ""
-    assert finished.metrics == local("--env", env, *SMALL, *flags)
-    assert not (tmp_path / "dist").exists()
-    assert not (project / "dist").exists()
-    flame.assert_nothing_left()
-    if flame.memory is not None:
-        own = {"my_env.py"} if env.startswith("my_env") else set()
-        assert files_of(flame.memory.uploaded_package()) == CORE | own
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        "dqn",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("sarsa", "successor", "r2d2", "impala", "ddpg", "td3", "sac")
-        ),
-    ],
-)
-def test_experience_from_flame_is_replayed_as_that_of_this_machine(
-    algorithm: str, flame: Flame, project: Path, local, tmp_path: Path
-) -> None:
-    env = "InvertedPendulum-v5" if algorithm in ("ddpg", "td3", "sac") else "cartpole"
-    flags = ("--env", env, "--algorithm", algorithm, "--iterations", "4", "--steps-per-iter", "50")
-    flags += ("--warm-up-steps", "60", "--updates-per-step", "0.2", "--hidden-sizes", "8")
-    if algorithm == "dqn":
-        flags += ("--prioritized", "True")
+    """For the workers of the in-memory Flame torch cannot be imported."""
+    flags = (RUNS | SLOW)[name]
+    if any("{}" in flag for flag in flags):
+        before = request.getfixturevalue("before")
+        flags = tuple(flag.format(before) for flag in flags)
     finished = run(project, tmp_path, flame.environment, *flags)
     assert finished.code == 0, finished.err
-    assert "using Flame Runner" in finished.out and finished.err == ""
+    assert re.search(r"\nDistributed \S+ on \S+ using Flame Runner\n", finished.out)
+    assert "Training Complete!" in finished.out and finished.err == ""
     assert finished.metrics == local(*flags)
-    last = finished.metrics.decode().splitlines()
-    steps = last[0].split(",").index("gradient_steps")
-    assert float(last[-1].split(",")[steps]) > 10
+    assert_saved_weights(finished.folder)
+    assert not (tmp_path / "dist").exists() and not (project / "dist").exists()
+    flame.assert_nothing_left()
+    if flame.memory is not None:
+        package = flame.memory.uploaded_package()
+        own = {f"{flag.partition(':')[0]}.py" for flag in flags if ":" in flag and "/" not in flag}
+        assert {name for name in package if Path(name).suffix} == CORE | own
+        assert not any(SECRET.encode() in content for content in package.values())
+        assert sum(map(len, package.values())) < 400_000
+
+
+@pytest.mark.slow
+def test_several_seeds_share_a_cluster(flame: Flame, project: Path, local, tmp_path: Path) -> None:
+    finished = run(project, tmp_path, flame.environment, *PPO, "--seeds", "1", "2")
+    assert finished.code == 0, finished.err
+    for seed in ("1", "2"):
+        folder = finished.folder / f"seed-{seed}"
+        assert (folder / "metrics.csv").read_bytes() == local(*PPO, "--seed", seed)
+        assert "using Flame Runner" in folder.with_suffix(".txt").read_text()
     flame.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    ("env", "inside"),
-    [("cartpole", 2), pytest.param("InvertedPendulum-v5", 1, marks=pytest.mark.slow)],
-)
-def test_number_of_workers_changes_no_byte(
-    env: str, inside: int, project: Path, local, no_torch: Path, tmp_path: Path
+@pytest.mark.slow
+def test_a_study_on_a_cluster_that_is_killed_and_resumed_is_that_of_this_machine(
+    flame: Flame, project: Path, tmp_path: Path
 ) -> None:
-    """Two workers on this machine and one executor, perhaps with two inside, at once to save
-    time."""
-    flags = ("--env", env, *SMALL)
-    team = ("--executors", "1", "--workers-per-executor", str(inside))
-    for name in ("processes", "flame"):
-        (tmp_path / name).mkdir()
-    with MemoryFlame(executors=3, worker_path=[no_torch]) as memory:
-        processes = start(project, tmp_path / "processes", {}, *flags, "--local", "--workers", "2")
-        flame = run(project, tmp_path / "flame", memory.environment, *flags, *team)
-        assert len(memory.started_workers) == 1
-    two_workers = finish(processes, tmp_path / "processes")
-    assert two_workers.metrics == local(*flags), two_workers.err
-    assert flame.metrics == local(*flags), flame.err
-
-
-# What is shipped
-
-
-def files_of(package: dict[str, bytes]) -> set[str]:
-    """Without its folders."""
-    return {name for name in package if Path(name).suffix}
-
-
-def test_own_environment_and_wrapper_travel_and_nothing_else_does(
-    memory: Flame, project: Path, local, tmp_path: Path
-) -> None:
-    """Nor is torch needed: for the workers of `memory` it cannot be imported."""
-    flags = ("--env", "my_env:Mine-v0", "--env-kwargs", "fault=none")
-    flags += ("--wrapper", "my_wrappers:halved", *SMALL)
-    finished = run(project, tmp_path, memory.environment, *flags)
+    pytest.importorskip("optuna", reason="uv run --group tune pytest")
+    words = ("tune", "--env", "cartpole", "--algorithm", "ppo", "--env-steps", "600")
+    words += ("--steps-per-iter", "60", "--trials", "4", "--parallel", "2")
+    words += ("--search", "learning-rate", "epochs")
+    done = run_here(*words, "--local", "--output", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    process = start(project, tmp_path, flame.environment, *words)
+    study, until = tmp_path / "run", time.monotonic() + 4 * SOON
+    while not all(rows(study / f"trial-00{number}") > 2 for number in (0, 1)):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    resumed = start(project, tmp_path, flame.environment, "tune", "--resume", "run")
+    finished = finish(resumed, tmp_path)
     assert finished.code == 0, finished.err
-    assert finished.metrics == local(*flags)
-    package = memory.memory.uploaded_package()
-    assert files_of(package) == CORE | {"my_env.py", "my_wrappers.py"}
-    assert not any(SECRET.encode() in content for content in package.values())
-    assert sum(map(len, package.values())) < 400_000
-    memory.assert_nothing_left()
+    for number in range(4):
+        trials = [tmp_path / where / f"trial-00{number}" for where in ("run", "here")]
+        found, expected = ((each / "metrics.csv").read_bytes() for each in trials)
+        assert found == expected
+        assert "using Flame Runner" in trials[0].with_suffix(".txt").read_text()
+    assert trials_of(study) == trials_of(tmp_path / "here")
+    flame.assert_nothing_left()
+
+
+def trials_of(study: Path) -> list[tuple]:
+    """Settings, values and end of each trial."""
+    lines = [json.loads(line) for line in (study / "trials.log").read_text().splitlines()]
+    return [(t["params"], t["intermediate_values"], t["state"]) for t in lines if "params" in t]
 
 
 def test_grpc_has_no_part_in_a_fork():
@@ -191,8 +196,7 @@ def test_ctrl_c_ends_tasks_that_would_take_long(
     flags = ("--env", "my_env:Mineslow-v0", "--iterations", "1", "--episodes-per-iter", "2")
     with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
         process = start(project, tmp_path, memory.environment, *flags)
-        # Its versions first; then it collects.
-        while memory.finished_tasks["Succeed"] == 0 or not running_tasks(memory):
+        while not running_tasks(memory):
             assert process.poll() is None, process.communicate()
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -212,11 +216,14 @@ def test_weights_that_arrive_after_the_clean_up_do_not_stay(
 ) -> None:
     """The cache is slow, so that the learner has removed everything before they are stored."""
     arrives, ended, put = threading.Event(), threading.Event(), ObjectCache.do_put
-    before = memory.memory.finished_tasks
+    prefixes = []
 
     def slow_put(cache, context, descriptor, reader, writer) -> None:
-        # Weights are what comes next after the first task's result.
-        if memory.memory.finished_tasks != before:
+        prefix = descriptor.path[0].decode()
+        if prefix.count("/") == 1 and "pkg" not in prefix:
+            prefixes.append(prefix)
+        # Flame Runner's own object comes first, then the weights.
+        if len(prefixes) > 1:
             arrives.set()
             assert ended.wait(300)
         put(cache, context, descriptor, reader, writer)
@@ -303,7 +310,7 @@ def open_session(
 ) -> Session:
     """Of an application of that name, whose runner opens services in this way."""
     application = Application(name, SimpleNamespace(service=service), [])
-    return Session(application, capacity or Capacity(1), janitor, Counters())
+    return Session(application, capacity or Capacity(1), janitor, Answers())
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
@@ -349,13 +356,13 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
     connect(threading.Event())
     nodes = flamepy.core.client.list_nodes()
-    capacity = capacity_of(nodes, ExecutorRequest(48))
+    capacity = capacity_of(nodes, Execution(executors=48))
     assert capacity == Capacity(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
     asked = Mock()
     open_session("x", asked, Mock(), capacity)
     assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": capacity.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
-        capacity_of(nodes, ExecutorRequest(100))
+        capacity_of(nodes, Execution(executors=100))
 
 
 def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) -> None:
@@ -368,13 +375,13 @@ def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) ->
     assert len(memory_here.objects) == 3
     assert janitor.clean_up(10.0)
     assert memory_here.objects == {}
-    janitor.dismiss()
+    janitor.end(dismissed=True)
 
 
 def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:
     """flamepy by itself watches ten."""
     connect(threading.Event())
-    capacity = capacity_of(flamepy.core.client.list_nodes(), ExecutorRequest())
+    capacity = capacity_of(flamepy.core.client.list_nodes(), Execution())
     assert capacity == Capacity(12)
     compat.watch_at_once(capacity.in_flight)
     spec = SessionAttributes(id="many", application="flmrun", min_instances=0)

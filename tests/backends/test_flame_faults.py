@@ -174,7 +174,7 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
     finished = finish(process, tmp_path)
     assert_undisturbed(finished, local(*flags))
     assert finished.timing("retries") >= 3
-    assert finished.out.count("An executor was lost: 1 of 2 left.") == 1
+    assert finished.out.count("1 of 2 executors are working (1 unbinding).") == 1
     fragile.assert_nothing_left()
 
 
@@ -273,47 +273,36 @@ def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
         flame.start("executor-manager")
         finished = finish(process, tmp_path, seconds=2400)
         assert_undisturbed(finished, local(*PACE))
-        assert "2 executors were lost: 0 of 2 left." in finished.out
         assert "giving up in 1" in finished.out
-        assert finished.out.count("The cluster works again.") == 1
+        assert finished.out.count("The cluster works.") == 1
         flame.assert_nothing_left()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hangs", [False, True], ids=["away", "hangs"])
 @pytest.mark.parametrize("server", ["session-manager", "object-cache"])
-def test_server_that_stays_away_ends_the_run_with_its_name(
-    server: str, fragile: Flame, begin, project: Path, local, tmp_path: Path
+def test_server_that_does_not_answer_ends_the_run_with_its_name(
+    server: str, hangs: bool, fragile: Flame, begin, project: Path, local, tmp_path: Path
 ) -> None:
-    process = begin(fragile, *PACE, "--cluster-patience", "8", iterations=2)
+    """It is gone, or accepts connections and answers nothing."""
+    if hangs and fragile.memory is None:
+        pytest.skip("only the in-memory Flame can be made to hang")
+    impatient = (*PACE, "--cluster-patience", "8", "--task-timeout", "10")
+    process = begin(fragile, *impatient, iterations=2)
     began = time.monotonic()
-    fragile.stop(server)
-    finished = finish(process, tmp_path)
+    with hanging(fragile.memory, server) if hangs else contextlib.nullcontext():
+        if not hangs:
+            fragile.stop(server)
+        finished = finish(process, tmp_path, seconds=600)
     assert time.monotonic() - began < 280
-    assert finished.code == 1
+    assert finished.code == 1, finished.err
     assert f"its {server.replace('-', ' ')} at " in finished.err
     assert "--resume" in finished.err and "Traceback" not in finished.err
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() in local(*PACE)
+    if not hangs:
+        fragile.start(server)
     # The janitor tries on, and what was left is removed when the cluster is back.
-    fragile.start(server)
-    resumed = go_on_here(project, tmp_path)
-    assert_undisturbed(resumed, local(*PACE))
+    assert_undisturbed(go_on_here(project, tmp_path), local(*PACE))
     fragile.assert_nothing_left(30)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", ["session-manager", "object-cache"])
-def test_server_that_hangs_ends_the_run_with_its_name(
-    server: str, begin, no_torch: Path, tmp_path: Path
-) -> None:
-    """It accepts connections and answers nothing."""
-    impatient = (*PACE, "--cluster-patience", "8", "--task-timeout", "10")
-    with cluster("memory", tmp_path, worker_path=[no_torch]) as flame:
-        process = begin(flame, *impatient, iterations=2)
-        with hanging(flame.memory, server):
-            finished = finish(process, tmp_path, seconds=600)
-        assert finished.code == 1, finished.err
-        assert server.replace("-", " ") in finished.err and "--resume" in finished.err
-        flame.assert_nothing_left(30)
 
 
 @contextlib.contextmanager
@@ -463,56 +452,6 @@ def test_run_of_this_machine_goes_on_on_a_cluster(
     assert "using Flame Runner" in resumed.out
     assert_undisturbed(resumed, local(*PACE))
     fragile.assert_nothing_left()
-
-
-# Answers that are not to the question
-
-
-def other_digit(found: re.Match[bytes]) -> bytes:
-    return b"%d" % ((int(found[0]) + 1) % 10)
-
-
-class Postman:
-    """Delivers other results than those that were sent, a few times."""
-
-    def __init__(self, memory: MemoryFlame) -> None:
-        self.wrong = 0
-        self._memory = memory
-        self._kept: list[bytes] = []
-
-    def deliver(self, key: str) -> None:
-        """Of one executor, so of one thread."""
-        data = self._memory.cache.objects[key]
-        if b'"type": "episodes"' not in data:
-            return
-        self._kept.append(data)
-        number = len(self._kept)
-        if number % 3 == 0:
-            other = (
-                self._kept[-2],  # what was delivered just now
-                self._kept[0],  # what was delivered long ago
-                data.replace(b'"run_seed": 0', b'"run_seed": 7'),  # another run's
-                re.sub(rb'(?<="policy_version": )\d', other_digit, data),  # another policy's
-            )[self.wrong % 4]
-            assert other != data
-            self._memory.cache.objects[key] = other
-            self.wrong += 1
-
-
-def test_results_of_other_tasks_iterations_and_runs_are_refused(
-    project: Path, local, no_torch: Path, tmp_path: Path
-) -> None:
-    # One task an iteration and the same episodes in each: only what it says of itself tells a
-    # result from another.
-    flags = ("--env", "pace_env:Tiny-v0", "--iterations", "12", "--episodes-per-iter", "1")
-    with cluster("memory", tmp_path, 1, [no_torch]) as flame:
-        postman = Postman(flame.memory)
-        flame.memory.on_result = postman.deliver
-        finished = run(project, tmp_path, flame.environment, *flags)
-        assert_undisturbed(finished, local(*flags))
-        assert postman.wrong >= 4
-        assert finished.timing("retries") == postman.wrong
-        flame.assert_nothing_left()
 
 
 @pytest.mark.slow

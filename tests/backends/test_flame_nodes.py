@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -30,8 +30,8 @@ from flamepy.proto import types_pb2 as pb
 from flame_rl.actor.remote import processor
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame.backend import FlameBackend
-from flame_rl.backends.flame.cluster import ExecutorRequest
 from flame_rl.backends.inline import InlineBackend
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes
 from tests.flame_fixtures import finish, rows, run, start, wait_until
@@ -93,13 +93,11 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
     return backend
 
 
-def another(install: bool = True) -> FlameBackend:
+def another(packages: str = "install") -> FlameBackend:
     """Another run's, on the cluster of the one that is."""
+    settings = Execution(cluster_patience=20, executor_packages=packages)
     deadlines = Deadlines(None, 100_000, 4096)
-    stop = threading.Event()
-    return FlameBackend(
-        Environment(TINY), deadlines, 20.0, stop, ExecutorRequest(), install=install
-    )
+    return FlameBackend(Environment(TINY), settings, deadlines, threading.Event())
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:
@@ -138,7 +136,6 @@ def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on
         lost = next(executor for executor in executors if executor.node == "b")
         wait_until(lambda: lost.task is not None)
         memory.lose_node("b")
-        look(backend)
         # Flame itself never gives the lost task to another executor here.
         running.join(200)
         assert_as_here(found[0], 2, SLOW)
@@ -146,7 +143,6 @@ def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on
         look(backend)
         assert_as_here(collect(backend, 3), 3)
         assert backend.executors == 2
-        assert backend.listener.lines[0] == "Node b: no connection to the cluster"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +228,7 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
     link_packages(["gymnasium[mujoco]", "numpy"] if there else [], image)
     with MemoryFlame(executors=1, worker_path=[image]) as memory, on(memory) as unused:
         unused.close()
-        backend = another(install=False)
+        backend = another("image")
         if there:
             assert_as_here(collect(backend, 0), 0)
         else:
@@ -283,7 +279,7 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0), 0)
         now, monitor = time.monotonic(), backend._monitor
-        backend._counters.last_result = monitor._alive_at = backend._began = now - 200
+        backend._answers.last_result = monitor._alive_at = backend._began = now - 200
         backend._most_episodes, monitor._taken_at = 0, now
         backend._give_up_if_lost("none")
         monitor._taken_at = now - 150
@@ -304,8 +300,8 @@ def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on)
             if backend.listener.lines:
                 break
         (line,) = backend.listener.lines
-        assert line.startswith(f"Node {socket.gethostname()} has another processor than this")
-        assert f"BLAS kernel {kernel} here, {other} there" in line
+        where = f"Another processor than on this machine is on node {socket.gethostname()}: "
+        assert line.startswith(f"{where}BLAS kernel {kernel} here, {other} there")
 
 
 def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
@@ -411,8 +407,7 @@ def test_nodes_join_and_are_lost_in_a_real_run(
     finished = finish(process, tmp_path)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*flags)
-    assert finished.out.count("2 executors were lost: 4 of 6 left.") == 1
-    assert finished.out.count("lost:") == 1
+    assert len(re.findall(r"4 of [46] executors .*no sign of node beta", finished.out)) == 1
 
 
 @pytest.mark.cluster
@@ -433,33 +428,5 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
     finished = run(project, tmp_path, cluster.environment, *PACE)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*PACE)
-    told = (
-        "Node gamma cannot start executors: " if fault == "broken" else "Node gamma: no connection"
-    )
-    assert told in finished.out
-
-
-@pytest.mark.cluster
-@pytest.mark.nodes
-@pytest.mark.slow
-def test_a_slow_node_sets_nobodys_pace(project: Path, local, tmp_path: Path) -> None:
-    """An episode has 20 steps of 10 ms, on the node gamma ten times as long. What the sum of speeds
-    allows follows from three equal nodes on the same machine."""
-    flags = ("--env", "pace_env:SlowOnGamma-v0", "--iterations", "12", "--episodes-per-iter", "96")
-    took = {}
-    for third in ("delta", "gamma"):
-        folder = tmp_path / third
-        folder.mkdir()
-        with FlameNodes(folder / "cluster") as flame:
-            names = {"alpha", "beta", third}
-            for name in names:
-                flame.start_node(name, cores=1)
-            wait_until(lambda f=flame, n=names: f.nodes() == dict.fromkeys(n, "Ready"))
-            finished = run(project, folder, flame.environment, *flags)
-        assert finished.code == 0, finished.err
-        assert finished.metrics == local(*flags)
-        print(third, finished.collecting)
-        took[third] = statistics.median(finished.collecting[4:])
-    # The environment alone takes 19.2 s at speed 1.
-    assert took["delta"] <= 1.15 * 19.2 / 3
-    assert took["gamma"] <= 1.15 * took["delta"] * 3 / 2.1
+    told = {"broken": "Node gamma cannot start executors: ", "away": "no sign of node gamma"}
+    assert told[fault] in finished.out

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlparse
 
 import flamepy.core.cache as cache
 import flamepy.core.client as client
-import numpy as np
-import psutil
-import pyarrow as pa
 import pytest
 from flamepy.core.types import FlameError
 from flamepy.proto.types_pb2 import ExecutorState
@@ -56,31 +51,6 @@ def deploy() -> tuple[Runner, RunnerService]:
 
     runner = Runner("test-app", fail_if_exists=True, dependencies=[])
     return runner, runner.service(job.nap)
-
-
-def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None:
-    old = np.arange(5)
-    ref = cache.put_object("app/shared", old)
-    assert (ref.version, ref.endpoint) == (1, flame.environment["FLAME_CACHE_ENDPOINT"])
-    np.testing.assert_array_equal(cache.get_object(ref), old)
-    assert cache._fetch_object_data(ref, cached_version=1) is None  # not modified
-
-    updated = cache.update_object(ref, old + 1)
-    assert (updated.key, updated.version) == (ref.key, 2)
-    np.testing.assert_array_equal(cache.get_object(ref), old + 1)
-
-    batch = pa.record_batch([pa.array([1, 2, 3], pa.uint8())], names=["data"])
-    as_arrow = cache.put_object("app/arrow", batch)
-    assert cache.get_object(as_arrow).equals(batch)
-    cache.delete_objects(as_arrow.key)
-
-    other = cache.put_object("app/other", b"bytes")
-    cache.delete_objects(ref.key)
-    assert list(flame.objects) == [other.key]
-    with pytest.raises(KeyError, match=f"object <{ref.key}> not found"):
-        cache.get_object(ref)
-    cache.delete_objects("app/*")
-    assert flame.objects == {}
 
 
 def test_service_refuses_to_close_while_a_task_runs(flame: MemoryFlame) -> None:
@@ -127,19 +97,3 @@ def test_executor_with_a_dead_worker_is_a_black_hole(flame: MemoryFlame) -> None
             [e.status.state for e in client.list_executors()] == [ExecutorState.ExecutorUnbinding]
         )
     )
-
-
-def test_nothing_is_left_after_exit(flame: MemoryFlame) -> None:
-    """Not even of a session that its client forgot with a task running."""
-    _, nap = deploy()
-    task = nap(30)
-    wait_until(lambda: client.get_session(nap._session.id).running == 1)
-    (pid,) = flame.worker_pids()
-    flame.close()
-    with pytest.raises(FlameError):
-        task.get()
-    assert not psutil.pid_exists(pid)
-    assert not flame.folder.exists()
-    for endpoint in flame.environment.values():
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", urlparse(endpoint).port), 1)

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flame_rl.wire.fields import (
     MAX_TEXT_CHARACTERS,
@@ -102,14 +100,14 @@ LONG = "x" * (MAX_TEXT_CHARACTERS + 1)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"count": True}, "count: an integer or None, not True"),
-        ({"count": 2.0}, "count: an integer or None, not 2.0"),
+        ({"count": True}, "count: an integer, not True"),
+        ({"count": 2.0}, "count: an integer, not 2.0"),
         ({"count": 0}, "count: an integer from 1 to 2**63 - 1, not 0"),
         ({"count": 1 << 63}, "count: an integer from 1 to 2**63 - 1, not 9223372036854775808"),
-        ({"scale": "1"}, "scale: a number or None, not 1"),
-        ({"scale": True}, "scale: a number or None, not True"),
+        ({"scale": "1"}, "scale: a number, not 1"),
+        ({"scale": True}, "scale: a number, not True"),
         ({"scale": float("nan")}, "scale: from 0 to 1, not nan"),
-        ({"scale": 10**400}, "scale: a number or None, not 1000"),
+        ({"scale": 10**400}, "scale: a number, not 1000"),
         ({"on": 1}, "on: True or False, not 1"),
         ({"kind": "blue"}, "kind: grey, colour, not blue"),
         ({"kind": ["grey"]}, "kind: grey, colour, not ['grey']"),
@@ -121,7 +119,7 @@ LONG = "x" * (MAX_TEXT_CHARACTERS + 1)
         ({"lens": {}}, "lens.name: missing"),
         ({"lens": {"name": "a", "size": 1}}, "lens.size: there is no such field"),
         ({"lens": {"name": "cracked"}}, "lens.name: cracked lenses"),
-        ({"lenses": {"name": "a"}}, "lenses: a list of objects, not {"),
+        ({"lenses": {"name": "a"}}, "lenses: a list, not {"),
         ({"lenses": [{"name": "a"}, 3]}, "lenses[1]: an object, not 3"),
         (
             {"lenses": [{"name": "a", "numbers": []}]},
@@ -133,13 +131,13 @@ LONG = "x" * (MAX_TEXT_CHARACTERS + 1)
         ),
         (
             {"lenses": [{"name": "a", "numbers": [1, 10]}]},
-            "lenses[0].numbers: from 0 to 9, not [1, 10]",
+            "lenses[0].numbers[1]: from 0 to 9, not 10",
         ),
         (
             {"lenses": [{"name": "a", "numbers": [1, "2"]}]},
-            "lenses[0].numbers: a list of integers, not [1, '2']",
+            "lenses[0].numbers[1]: an integer, not 2",
         ),
-        ({"lenses": [{"name": "a", "numbers": "12"}]}, "lenses[0].numbers: a list of integers"),
+        ({"lenses": [{"name": "a", "numbers": "12"}]}, "lenses[0].numbers: a list, not 12"),
     ],
 )
 def test_what_is_wrong_is_named(change, words):
@@ -153,24 +151,3 @@ def test_what_is_missing_is_named(name):
     data = {key: value for key, value in DATA.items() if key != name}
     with pytest.raises(WireError, match=f"^{name}: missing$"):
         from_data(Camera, data)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from([*DATA, "zoom", "other"]),
-        st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-            lambda inner: (
-                st.lists(inner, max_size=3)
-                | st.dictionaries(st.sampled_from(["name", "numbers", "x"]), inner)
-            ),
-            max_leaves=6,
-        ),
-    )
-)
-def test_of_any_data_nothing_but_a_camera_comes(changes):
-    try:
-        camera = from_data(Camera, DATA | changes)
-    except WireError:
-        return
-    assert from_data(Camera, to_data(camera)) == camera

@@ -28,7 +28,7 @@ from flame_rl.actor.simulators.plain import (
 )
 from flame_rl.actor.simulators.repeatable import SEED, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
+from flame_rl.wire.messages import Environment, EnvironmentSpec
 
 # The fast simulator's module and class, the class of Gymnasium's that it replaces, and the parts of
 # the reward that it has, too, by their names in `info`.
@@ -50,7 +50,6 @@ VERIFIED_MUJOCO = ("4.0",)
 MOST_BYTES = 1_000_000_000
 _CHECK_EPISODES = 4
 _CHECK_STEPS = 40
-_CHECK_LATER = 5
 
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
@@ -66,9 +65,12 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
     # Before another object may hold what the environment needs alone.
-    checked = check_repeats(env_id, lambda: plain_and_spec(environment))
+    checked = check_repeats(env_id, lambda: plain_simulator(environment))
     plain = plain_simulator(environment)
-    masks = checked.action_mask or _masks_at_reset(plain)
+    if plain.masks.found_in is None and checked.action_mask is None:
+        slots = np.arange(plain.agents)
+        plain.reset(slots, np.full(len(slots), SEED))
+    masks = checked.action_mask or plain.masks.found_in or "none"
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
     if unknown:
@@ -105,20 +107,6 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
             f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
             f"and makes more as the run goes on, up to --slots {most}."
         )
-
-
-def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:
-    """Where an environment has masks, by a reset if nothing else has told."""
-    if plain.masks.found_in is None:
-        slots = np.arange(plain.agents)
-        plain.reset(slots, np.full(len(slots), SEED))
-    return plain.masks.found_in or "none"
-
-
-def plain_and_spec(environment: Environment) -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
-    """A simulator as of `plain_simulator`, and the environment's spec."""
-    plain = plain_simulator(environment)
-    return plain, plain.spec
 
 
 def plain_simulator(
@@ -193,16 +181,10 @@ def _imported(path: str) -> type:
 
 def _trace(simulator: Simulator, actions: gymnasium.Space) -> list[bytes]:
     """The bits of a few short episodes with random actions, side by side."""
-    rng = np.random.default_rng(0)
-    # Half of them begin later, in slots that were not in use.
-    running, later = np.split(np.arange(_CHECK_EPISODES), 2)
+    rng, running = np.random.default_rng(0), np.arange(_CHECK_EPISODES)
     simulator.reset(running, 1000 + running)
     seen = [simulator.observations[running].tobytes()]
-    for step in range(_CHECK_STEPS):
-        if step == _CHECK_LATER:
-            simulator.reset(later, 1000 + later)
-            seen.append(simulator.observations[later].tobytes())
-            running = np.union1d(running, later)
+    for _ in range(_CHECK_STEPS):
         if isinstance(actions, gymnasium.spaces.Box):
             # Beyond the bounds, too.
             chosen = rng.uniform(-1.2, 1.2, (_CHECK_EPISODES, *actions.shape)).astype("f4")

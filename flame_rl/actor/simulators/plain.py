@@ -12,9 +12,12 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import describe_environment, make_environment
+from flame_rl.actor.environments.making import (
+    describe_environment,
+    make_environment,
+    stop_clock,
+)
 from flame_rl.actor.environments.masks import masked_choices
-from flame_rl.actor.environments.mujoco_settings import stop_clock
 from flame_rl.actor.failure import SimulatorError, summary, unusable
 from flame_rl.actor.simulators.returned import (
     Masks,

@@ -19,12 +19,11 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.failure import SimulatorError, unusable
-from flame_rl.actor.memory import own_bytes
-from flame_rl.actor.simulators.forked import Note, in_fork
+from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
+from flame_rl.wire.messages import Column, MaskSource
 from flame_rl.wire.steps import step_columns
 
 # The seed of the environment, and of the actions.
@@ -44,14 +43,10 @@ class Effort(NamedTuple):
 
 # A quick environment takes half a second at most.
 QUICK = Effort(100, 0.1, 0.5, 5)
-# Two numbers that differ by less than this share of their size differ by rounding.
-_ROUNDING = 1e-6
-_OF_ROUNDING = "numbers are added in an order that varies, such as that of a set; sort them first"
-
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
-# Makes a simulator with environments of its own, and their description.
-Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
+# Makes a simulator with environments of its own.
+Make = Callable[[], EnvironmentsSimulator]
 
 
 class Checked(NamedTuple):
@@ -97,21 +92,21 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     both are ""."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
-        alone, spec = make()
+        alone = make()
         closing.callback(alone.close)
         signal.alarm(effort.most_seconds)
         try:
-            first = _play(alone, spec, effort)
+            first = _play(alone, effort)
             with contextlib.suppress(Exception):
                 closing.close()
-            both, _ = make()
+            both = make()
             closing.callback(both.close)
-            second = _play(both, spec, _as_long(first), environments=2)
+            second = _play(both, _as_long(first), environments=2)
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
-            where, rounded = _difference(first, second)
-            note({"where": where, "rounded": rounded, "kind": type(both.first.unwrapped).__name__})
+            kind = type(both.first.unwrapped).__name__
+            note({"where": _difference(first, second), "kind": kind})
 
     found, ended = in_fork(work)
     if ended or not found:
@@ -119,16 +114,11 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         return "", f"two objects beside each other {how}"
     if not found.get("where"):
         return "", found.get("alone", "")
-    cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
-    if not found["rounded"]:
-        cause = (
-            f"objects of {found['kind']} share state, in an attribute of the class or the module, "
-            "or in a simulator's default connection; keep it in self"
-        )
-        remedy = "--slots 1 plays one in each process"
     return (
         f"{env_id} gives another episode while another object of it is played: with one seed and "
-        f"the same actions, {found['where']}. Likely cause: {cause}. Until then {remedy}"
+        f"the same actions, {found['where']}. Likely cause: objects of {found['kind']} share "
+        "state, in an attribute of the class or the module, or in a simulator's default "
+        "connection; keep it in self. Until then --slots 1 plays one in each process"
     ), ""
 
 
@@ -137,7 +127,7 @@ def _repeated(
 ) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
-    one, spec = make()
+    one = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
     signal.alarm(effort.most_seconds)
@@ -148,27 +138,25 @@ def _repeated(
             note({"action_mask": one.masks.found_in})
 
     try:
-        first = _play(one, spec, effort, begun=begun)
+        first = _play(one, effort, begun=begun)
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    again, rounded = _difference(first, _play(one, spec, _as_long(first)))
+    again = _difference(first, _play(one, _as_long(first)))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
         closing.close()
-    another, _ = make()
+    another = make()
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other, other_rounded = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
+    other = _difference(first, _play(another, _as_long(first), disturbed=True))
     if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
         cause = f"it draws from {drawn}, which all environments share; draw from self.np_random"
-    elif rounded if again else other_rounded:
-        cause = _OF_ROUNDING
     elif not again:
         source = f", from {in_constructor}" if in_constructor else ""
         what = f"the constructor of {kind} draws random numbers{source}, or counts objects"
@@ -183,7 +171,7 @@ def _repeated(
         cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
     where = f"{again} in a second episode" if again else f"{other} in another object"
     return found | {
-        "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
+        "differs": f"{one.spec.env_id} does not repeat itself: with one seed and the same actions, "
         f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
     }
 
@@ -213,7 +201,6 @@ def _as_long(rows: list[_Row]) -> Effort:
 
 def _play(
     simulator: EnvironmentsSimulator,
-    spec: EnvironmentSpec,
     effort: Effort,
     disturbed: bool = False,
     environments: int = 1,
@@ -223,7 +210,7 @@ def _play(
     called; of one step at least. `disturbed`: the global generators are drawn from between the
     steps. Of several `environments` side by side, the others have other seeds and actions, and what
     is returned is the first one's."""
-    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    (actions,) = (column for column in step_columns(simulator.spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
     generator, others = np.random.default_rng(SEED), np.random.default_rng(SEED + 1)
@@ -254,32 +241,14 @@ def _play(
     return rows
 
 
-def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
-    """What differs between two episodes, and from which step on, in words, and whether that is by
-    rounding alone; "" where nothing does."""
+def _difference(first: list[_Row], second: list[_Row]) -> str:
+    """What differs between two episodes, and from which step on, in words; "" if nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
-        if not names:
-            continue
-        shown = " and ".join(name.replace("_", " ") for name in names)
-        where = f"{shown} differ from {f'step {step}' if step else 'reset'} on"
-        gap = max(_gap(one[name], other[name]) for name in names)
-        if gap > _ROUNDING:
-            return where, False
-        return f"{where}, there by rounding ({gap:.0e} of their size)", True
-    return "", False
-
-
-def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest difference of two arrays' numbers, as a share of their size."""
-    if one.dtype.kind != "f" or one.shape != other.shape:
-        return math.inf
-    size = np.maximum(np.abs(one), np.abs(other))
-    # A number near 0 may be the difference of larger ones.
-    size = np.maximum(size, _ROUNDING * size.max(initial=0))
-    with np.errstate(all="ignore"):
-        gap = float((np.abs(one - other)[one != other] / size[one != other]).max(initial=0))
-    return gap if math.isfinite(gap) else math.inf
+        if names:
+            shown = " and ".join(name.replace("_", " ") for name in names)
+            return f"{shown} differ from {f'step {step}' if step else 'reset'} on"
+    return ""
 
 
 def _global_states() -> dict[str, object]:

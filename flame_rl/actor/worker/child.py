@@ -21,9 +21,7 @@ from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
 from flame_rl.wire.packing import Buffer, WireError
 
 
-def main(
-    questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int, progress_fd: int
-) -> None:
+def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) -> None:
     """Read frames and answer requests until the pipe of the questions closes; the other descriptors
     are as in `supervisor._Player`."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
@@ -44,8 +42,7 @@ def main(
     closing.register(questions, select.POLLIN)
 
     def played(episodes: int, env_steps: int) -> None:
-        with contextlib.suppress(OSError):  # a full disk
-            os.pwrite(progress_fd, PROGRESS.pack(episodes, env_steps), 0)
+        write_frame(answers, PROGRESS.pack(episodes, env_steps))
 
     def answer_to(frame: Buffer, kind: str) -> Buffer | list[Buffer]:
         if kind == "describe":
@@ -60,12 +57,11 @@ def main(
             raise snapshot
         if environment not in simulators:
             simulators[environment], _ = choose_simulator(environment)
-        write_frame(answers, b"")  # from here on it plays
+        played(0, 0)
         result = collect_episodes(
             snapshot, request, simulators[environment], lambda: bool(closing.poll(0)), played
         )
-        failed = isinstance(result, CollectFailure)
-        return codec.encode_failure(result) if failed else codec.encode_episodes(result, request)
+        return codec.encode_result(result, request)
 
     with contextlib.suppress(OSError):
         while True:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from flame_rl.actor.memory import peak_bytes
+from flame_rl.actor.simulators.forked import peak_bytes
 from flame_rl.wire.packing import Buffer
 
 # Not by PYTHONPATH: a folder whose path has a colon cannot be named there.
@@ -32,7 +32,8 @@ _ONE_THREAD = dict.fromkeys(
 CLOSE_SECONDS = 5.0
 # The size of the message and the peak memory of its sender, both in bytes.
 _HEAD = struct.Struct("<QQ")
-# What a child has played of its task: episodes that have ended, and env steps.
+# What a child has played of its task, episodes that have ended and env steps: a frame of its own,
+# the first of which says that it plays.
 PROGRESS = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 _MAX_FRAME_BYTES = 1 << 34

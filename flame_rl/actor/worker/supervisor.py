@@ -1,4 +1,4 @@
-"""Supervise a child process that runs `collect_episodes`.
+"""Supervise a child process that runs `collect_episodes`, or several that share each task.
 
 A simulator may crash, hang or leak. It runs in a child, so that its death is a value: the
 `Worker` returns a `CollectFailure`, and starts a new child with the next call.
@@ -11,14 +11,16 @@ import fcntl
 import os
 import select
 import signal
-import struct
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import BinaryIO, NamedTuple
 
+from flame_rl.actor.failure import summary
 from flame_rl.actor.worker.process import (
     CLOSE_SECONDS,
     PROGRESS,
@@ -27,18 +29,13 @@ from flame_rl.actor.worker.process import (
     write_frame,
 )
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
+from flame_rl.wire.messages import CollectFailure, Environment, Episodes, FailureKind, concatenate
 from flame_rl.wire.packing import Buffer
 
 # Answers of megabytes go through a larger pipe in fewer pieces; a user's pipes share a limit.
 _PIPE_BYTES = 1 << 18
 
 Withdrawn = Callable[[], bool]
-
-
-def never() -> bool:
-    """Of a task that nobody withdraws."""
-    return False
 
 
 class Limits(NamedTuple):
@@ -49,7 +46,7 @@ class Limits(NamedTuple):
         deadline: seconds after which the child is killed, if there is no answer.
         child_episodes, child_megabytes: a child is replaced after it has played this many, or if
             its peak memory exceeds this.
-        workers: how many workers of an executor share the task; see team.py.
+        workers: how many workers of an executor share the task; see `Team`.
     """
 
     episodes: int
@@ -60,21 +57,19 @@ class Limits(NamedTuple):
 
 
 class _Player(ChildProcess):
-    """The child, and what its supervisor remembers of it: files for the traceback of a crash and
-    for its progress, whether it was ever asked anything, so that it may have environments, the
-    encoded weights that it holds, the episodes played, and its peak memory at its last answer."""
+    """The child, and what its supervisor remembers of it: a file for the traceback of a crash,
+    whether it was ever asked anything, so that it may have environments, the encoded weights that
+    it holds, the episodes played, and its peak memory at its last answer."""
 
     def __init__(self) -> None:
         self.asked, self.sent = False, None
         self.episodes = self.memory_bytes = 0
         self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self.progress = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         # The child holds the other end and dies when this one closes, with its supervisor.
         lifeline, held = os.pipe()
         self._lifeline = os.fdopen(held, "wb", buffering=0)
-        descriptors = [self.last_words.fileno(), lifeline, self.progress.fileno()]
         try:
-            super().__init__("flame_rl.actor.worker.child", descriptors)
+            super().__init__("flame_rl.actor.worker.child", [self.last_words.fileno(), lifeline])
         finally:
             os.close(lifeline)
         for pipe in (self.questions, self.answers):
@@ -84,8 +79,8 @@ class _Player(ChildProcess):
 
     def end(self, seconds: float = 0.0) -> bool:
         in_time = super().end(seconds)
-        for file in (self.last_words, self.progress, self._lifeline):
-            file.close()
+        self.last_words.close()
+        self._lifeline.close()
         return in_time
 
     def ending(self, error: OSError) -> str:
@@ -108,7 +103,8 @@ class Worker:
         """`warn` is told of a child that was killed because it did not end by itself."""
         self._warn = warn
         self._child: _Player | None = None
-        self._closed = self._playing = False
+        self._closed = False
+        self._played = 0, 0
         self._calling = threading.RLock()
 
     @property
@@ -120,12 +116,7 @@ class Worker:
     def played(self) -> tuple[int, int]:
         """The numbers of episodes and env steps of the task that the child is at, as of now; for
         any thread."""
-        child = self._child
-        if child is not None and self._playing:
-            # It may have just ended, or just begun.
-            with contextlib.suppress(ValueError, OSError, struct.error):
-                return PROGRESS.unpack(os.pread(child.progress.fileno(), PROGRESS.size, 0))
-        return 0, 0
+        return self._played
 
     def start(self) -> None:
         """Start the child unless it runs. Raises BrokenPipeError after `close`."""
@@ -137,7 +128,7 @@ class Worker:
                 self._child = _Player()
 
     def describe(
-        self, environment: Environment, deadline: float, withdrawn: Withdrawn = never
+        self, environment: Environment, deadline: float, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps, within `deadline`
         seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
@@ -147,7 +138,7 @@ class Worker:
             return self._call(lambda: [question], deadline, withdrawn)
 
     def collect(
-        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = never
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
         """Let the child collect.
 
@@ -166,16 +157,14 @@ class Worker:
             return [request] if self._child.sent == snapshot else [snapshot, request]
 
         with self._calling:
-            if self._child is not None:
-                self._child.progress.truncate(0)  # of the task before
-            self._playing = True
             answer = self._call(frames, limits.deadline, withdrawn)
-            self._playing = False
+            self._played = 0, 0
             if (child := self._child) is not None:
                 child.sent = snapshot
                 child.episodes += limits.episodes
                 if (
-                    _has_failed(answer)
+                    # The simulator may be in a broken state.
+                    _failure_kind(answer) not in (None, "stale")
                     or child.episodes >= limits.child_episodes
                     or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
@@ -227,8 +216,8 @@ class Worker:
             for frame in frames():
                 write_frame(child.questions, frame, wait)
             answer, child.memory_bytes = read_frame(child.answers, wait)
-            if not answer:
-                kind = "crash"
+            while len(answer) == PROGRESS.size and time.monotonic() < limit:
+                kind, self._played = "crash", PROGRESS.unpack(answer)
                 answer, child.memory_bytes = read_frame(child.answers, wait)
             packing.message_type(answer)
             return answer
@@ -261,8 +250,69 @@ class Worker:
             )
 
 
-def _has_failed(answer: Buffer) -> bool:
-    """Whether the simulator may be in a broken state: not by a task that was withdrawn."""
+def _failure_kind(answer: Buffer) -> str | None:
     if packing.message_type(answer) == "episodes":
-        return False
-    return codec.decode_failure(answer, env_id="").kind != "stale"
+        return None
+    return codec.decode_failure(answer, env_id="").kind
+
+
+class Team:
+    """Plays tasks as one `Worker` does, with as many as `Limits.workers` says: whoever has nothing
+    to do takes some of the episodes that are left, first more of them, then fewer."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """`warn`: see `Worker`."""
+        self._warn = warn
+        self._workers = [Worker(warn)]
+
+    def start(self) -> None:
+        """Let the first child import early. Raises as `Worker.start` does."""
+        self._workers[0].start()
+
+    def close(self) -> None:
+        """End all children for good."""
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            list(threads.map(Worker.close, self._workers))
+
+    def collect(
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn
+    ) -> Buffer:
+        """See `Worker.collect`. The first failure ends the task: it causes the others."""
+        while len(self._workers) < limits.workers:
+            self._workers.append(Worker(self._warn))
+        workers = self._workers[: min(limits.workers, limits.episodes)]
+        if len(workers) == 1:
+            return workers[0].collect(snapshot, request, limits, withdrawn)
+        asked, ends = codec.decode_request(request), time.monotonic() + limits.deadline
+        left, taking = asked.indices, threading.Lock()
+        done: list[Episodes] = []
+        failures: list[CollectFailure] = []
+
+        def play(worker: Worker) -> None:
+            nonlocal left
+            while not failures:
+                with taking:
+                    count = max(1, len(left) // (2 * limits.workers))
+                    taken, left = left[:count], left[count:]
+                if not taken:
+                    return
+                part = replace(asked, indices=taken)
+                seconds = max(0.0, ends - time.monotonic())
+                data = worker.collect(
+                    snapshot,
+                    codec.encode_request(part),
+                    limits._replace(episodes=len(taken), deadline=seconds),
+                    lambda: bool(failures) or withdrawn(),
+                )
+                try:
+                    answer = codec.decode_result(data, part)
+                except Exception as error:
+                    answer = CollectFailure("garbled", summary(error))
+                (failures if isinstance(answer, CollectFailure) else done).append(answer)
+
+        with ThreadPoolExecutor(len(workers)) as threads:
+            list(threads.map(play, workers))
+        if failures:
+            return codec.encode_failure(failures[0])
+        done.sort(key=lambda episodes: episodes.index[0])
+        return b"".join(codec.encode_episodes(concatenate(done), asked))

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-from concurrent.futures import wait
 from dataclasses import replace
 
 import grpc
@@ -26,11 +25,12 @@ from flame_rl.backends.dispatch import (
 )
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
-from flame_rl.backends.flame.cluster import ExecutorRequest, capacity_of, check_servers, connect
-from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, ExecutorMonitor
-from flame_rl.backends.flame.package import deploy, needs
-from flame_rl.backends.flame.session import Counters, Session
+from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
+from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, Answers, ExecutorMonitor
+from flame_rl.backends.flame.package import deploy
+from flame_rl.backends.flame.session import Session
 from flame_rl.backends.tasks import TaskSizes
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.output import warn
 from flame_rl.system.signals import call_with_timeout, unless_stopped
@@ -50,8 +50,6 @@ CHECK_SECONDS = 2.0
 # Failed tasks after which a session is replaced. An executor whose process died fails every task at
 # once; one failure may have any cause.
 FAILURES_OF_A_SESSION = 3
-# Sessions of a run's start that Flame may give up because of nodes that cannot start executors.
-MOST_GIVEN_UP = 3
 _UNUSABLE = (
     "This happened on an executor, which has of your files only the module that --env names; "
     "docs/cluster.md says how to send more"
@@ -69,47 +67,45 @@ class FlameBackend:
     def __init__(
         self,
         environment: Environment,
+        settings: Execution,
         deadlines: Deadlines,
-        patience: float,
         stop: threading.Event,
-        request: ExecutorRequest,
-        install: bool = True,
     ) -> None:
-        """Connect, ship the package and open a session.
-
-        Args:
-            environment: its modules are shipped.
-            deadlines: how long a task may take.
-            patience: seconds without a sign of life after which the cluster is given up.
-            stop: set when the user asks to stop.
-            request: the executors to use.
-            install: whether their nodes install what the package depends on.
+        """Connect, ship the package with the environment's modules, and open a session. `deadlines`
+        says how long a task may take, and `stop` is set when the user asks to stop.
 
         Raises:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
+            RunError: Flame opens no session.
         """
+        self._environment = environment
+        self._settings = settings
         self._deadlines = deadlines
-        self._patience = patience
         self._stop = stop
-        self._request = request
-        self._install = install
         self._checked_at = 0.0
         self._most_episodes = 1
-        self._started = False
-        self._counters = Counters()
+        self._closed = False
+        self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context = connect(stop)
-        self._capacity = capacity_of(client.list_nodes(), request)
+        self._capacity = capacity_of(client.list_nodes(), settings)
         compat.watch_at_once(self._capacity.in_flight)
-        self._sizes = TaskSizes(self.executors, request.workers)
+        self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = ExecutorMonitor(self.executors)
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
         # The number of executors that a session was last replaced for.
         self._reopened_for = 0
-        # The number of sessions that Flame gave up before any executor had started.
-        self._given_up = 0
-        self._open(environment)
+        self._left_sessions: list[Session] = []
+        self._janitor = Janitor()
+        try:
+            self._deploy()
+            self._open_session()
+        except Exception as error:
+            self._janitor.end(dismissed=self._janitor.clean_up(DRAIN_SECONDS))
+            if isinstance(error, UsageError | RunError):
+                raise
+            raise RunError(f"Flame did not open a session: {error}") from error
 
     @property
     def executors(self) -> int:
@@ -130,15 +126,9 @@ class FlameBackend:
         worker = Worker(warn)
         try:
             deadline = self._deadlines.limits().deadline
-            spec = describe_by(worker, environment, deadline, self._stop)
+            return describe_by(worker, environment, deadline, self._stop)
         finally:
             worker.close()
-        found = replace(environment, env_id=spec.env_id)
-        if needs(found) != self._needs:
-            # The constructor was given a short name, or one without the module that has it.
-            self.close()
-            self._open(found)
-        return spec
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         # `stop` ends the wait even while Flame does not answer.
@@ -150,8 +140,6 @@ class FlameBackend:
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         try:
-            self._began = time.monotonic()
-            self._await_executor()
             self._began = time.monotonic()
             self._follow_nodes()
             self._most_episodes = max(self._sizes.split(len(request.indices)))
@@ -170,8 +158,8 @@ class FlameBackend:
             collected = gather(snapshot, request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
-        self._counters.hosts.tell(self._monitor.say)
-        dropped, self._counters.dropped = self._counters.dropped, 0
+        self._answers.tell(self._monitor.say)
+        dropped, self._answers.dropped = self._answers.dropped, 0
         bytes_out = collected.bytes_out + len(self._encoded)
         return replace(collected, bytes_out=bytes_out, dropped=dropped)
 
@@ -191,58 +179,38 @@ class FlameBackend:
                 "answer; a process in the background goes on trying for "
                 f"{JANITOR_SECONDS:.0f} s to remove it"
             )
-        elif self._stop.is_set():
-            # `collect` was abandoned, and may have been sending weights.
-            self._janitor.look_again()
-        else:
-            self._janitor.dismiss()
+        # Where `collect` was abandoned it may have been sending weights.
+        self._janitor.end(dismissed=clean and not self._stop.is_set())
 
     # Application and session
 
-    def _open(self, environment: Environment) -> None:
-        self._environment, self._needs = environment, needs(environment)
-        self._left_sessions: list[Session] = []
-        self._janitor = Janitor()
-        self._deploy()
-        try:
-            self._open_session()
-        except Exception as error:
-            self._janitor.clean_up(DRAIN_SECONDS)
-            raise RunError(f"Flame did not open a session: {error}") from error
-        self._closed = False
-        self._look()
-
     def _deploy(self, shared: bool = True) -> None:
         self._shared = shared
-        self._application = deploy(self._environment, self._janitor, self._install, shared)
+        install = self._settings.executor_packages == "install"
+        self._application = deploy(self._environment, self._janitor, install, shared)
         self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
-        for attempt in range(2):
-            try:
-                self._session = Session(
-                    self._application, self._capacity, self._janitor, self._counters
-                )
-                break
-            except FlameError:
-                if attempt or client.get_application(self._application.name) is not None:
-                    raise
-                # Another run has removed it with its own end, while this one had no session of it.
-                self._deploy(self._shared)
-        if not self._started:
-            # Asked at once, so that executors start while the learner imports torch.
-            self._first_answer = self._session.about()
+        given = self._capacity, self._janitor, self._answers
+        try:
+            self._session = Session(self._application, *given)
+        except FlameError:
+            if client.get_application(self._application.name) is not None:
+                raise
+            # Another run has removed it with its own end, while this one had no session of it.
+            self._deploy(self._shared)
+            self._session = Session(self._application, *given)
 
-    def _leave_session(self) -> None:
-        self._session.abandon()
-        self._left_sessions.append(self._session)
-
-    def _reopen(self, reason: str) -> None:
-        """Leave the session for a new one; keep trying while the cluster may come back."""
+    def _reopen(self, reason: str, own_name: bool = False) -> None:
+        """Leave the session for a new one, `own_name`: of an application that no other run shares;
+        keep trying while the cluster may come back."""
+        self._leave_session()
+        if own_name:
+            self._bypass.close()
+            self._deploy(shared=False)
+            self._failing = frozenset()
         while True:
-            if self._session not in self._left_sessions:
-                self._leave_session()
-            self._give_up_if_lost(reason, words=_first_line(reason))
+            self._give_up_if_lost(reason)
             if self._stop.wait(STOP_POLL_SECONDS):
                 raise Interrupted
             try:
@@ -251,7 +219,13 @@ class FlameBackend:
                 return
             except Exception as error:
                 reason = str(error)
+                self._leave_session()
                 self._stop.wait(1.0)
+
+    def _leave_session(self) -> None:
+        if self._session not in self._left_sessions:
+            self._session.abandon()
+            self._left_sessions.append(self._session)
 
     # Nodes and executors
 
@@ -263,9 +237,7 @@ class FlameBackend:
             pause = min(pause, CHECK_SECONDS)
         if not monitor.ask(self._session.id, pause):
             return False
-        if monitor.lost:
-            self._session.lose(monitor.lost)
-        if monitor.alive >= monitor.wanted:
+        if monitor.seen.alive >= monitor.wanted:
             self._bypass.close()
         elif not all(map(compat.is_ready, monitor.nodes)):
             with contextlib.suppress(FlameError, grpc.RpcError):
@@ -276,13 +248,14 @@ class FlameBackend:
         """Have as many executors as the nodes of now have room for."""
         if not self._look():
             return
-        given_up = self._monitor.alive < self.executors and self._gave_up()
+        alive = self._monitor.seen.alive
+        given_up = alive < self.executors and self._gave_up()
         nodes = [node for node in self._monitor.nodes if node.metadata.name not in self._failing]
-        self._capacity = capacity_of(nodes, self._request, self._capacity.claim)
+        self._capacity = capacity_of(nodes, self._settings, self._capacity.claim)
         self._monitor.wanted = self._sizes.workers = self.executors
         compat.watch_at_once(self._capacity.in_flight)
         # Flame starts no executors for a session that it has given up; another may have them.
-        if given_up and self._monitor.alive < self.executors != self._reopened_for:
+        if given_up and alive < self.executors != self._reopened_for:
             self._reopened_for = self.executors
             self._reopen(self._session.report())
 
@@ -297,80 +270,53 @@ class FlameBackend:
             return False
         reasons = compat.failed_nodes(events)
         for node in sorted(reasons.keys() - self._failing):
-            reason = _first_line(reasons[node])
+            reason = reasons[node].partition("\n")[0][:120]
             self._monitor.say(f"Node {node} cannot start executors: {reason}")
         self._failing |= reasons.keys()
         return True
 
     def _restart(self) -> None:
         """Open another session for one without executors that Flame has given up; at the start of
-        a run first under another name of the application.
-
-        Raises:
-            RunError: none has ever started, and none will.
-        """
+        a run first under another name of the application, as a node never again tries to install
+        what it could not install once. Raises RunError if none has ever started, and none will."""
+        report = self._session.report()
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
-        if self._started:
-            pass  # others could start before, so that the package does not keep them from it
-        elif self._shared:
-            # A node never again tries to install what it could not install once.
-            self._bypass.close()
-            self._leave_session()
-            self._deploy(shared=False)
-            self._failing = frozenset()
-        elif self._given_up == MOST_GIVEN_UP - 1 or not ready - self._failing:
+        # Where others could start before, it is not the package that keeps them from it.
+        if not self._started and not self._shared and ready <= self._failing:
             remedy = (
                 f"The package asks for {', '.join(self._application.dependencies)}: those versions "
                 "must be available to the executors, and exist for their Python; here it is "
                 f"{versions()['python']}"
-                if self._install
+                if self._application.dependencies
                 else "Their image must hold what --executor-packages install would install: see "
                 "docs/cluster.md"
             )
-            report = self._session.report()
             raise RunError(f"the cluster's executors cannot start. {report}. {remedy}")
-        else:
-            self._given_up += 1
-        self._reopen(self._session.report())
+        self._reopen(report, own_name=self._shared and not self._started)
 
     # While episodes are awaited
 
-    def _await_executor(self) -> None:
-        """Wait until a first executor has said what it runs: this machine's versions."""
-        while not self._started:
-            first = self._first_answer
-            wait([first], timeout=STOP_POLL_SECONDS)
-            if self._stop.is_set():
-                raise Interrupted
-            if not first.done():
-                self._check()
-            elif error := first.exception():
-                raise RunError(
-                    f"the first task on the cluster failed: {error}. {self._session.report()}"
-                ) from error
-            else:
-                self._started = True
-                self._counters.hosts.refuse_others()
-                self._monitor.over()
+    @property
+    def _started(self) -> bool:
+        """Whether any executor has ever given a result."""
+        return self._answers.last_result > 0
 
     def _check(self) -> None:
         """Called while waiting, before answers are read: refuses executors of other versions,
-        closes sessions that were left, gives up lost tasks, and a silent cluster."""
-        self._counters.hosts.refuse_others()
+        closes sessions that were left, and gives up a silent cluster."""
+        self._answers.refuse_others()
         now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
             self._look()
             # Each of these would wait for an answer, too.
             if self._monitor.answers:
-                left = self._left_sessions
-                self._left_sessions = [s for s in left if not (s.close() and s.settled())]
+                self._left_sessions = [s for s in self._left_sessions if not s.close()]
                 # Executors that are bound already work on, whatever Flame has given up.
-                if self._monitor.alive == 0 and self._gave_up():
+                if self._monitor.seen.alive == 0 and self._gave_up():
                     self._look(pause=0.0)
-                    if self._monitor.alive == 0:
+                    if self._monitor.seen.alive == 0:
                         self._restart()
-        self._session.give_up_lost()
         self._give_up_if_lost("tasks are sent and none comes back")
 
     def _transport_failed(self, failure: CollectFailure) -> None:
@@ -380,22 +326,18 @@ class FlameBackend:
             self._give_up_if_lost(failure.message)
             self._stop.wait(STOP_POLL_SECONDS)
 
-    def _give_up_if_lost(self, reason: str, words: str = "") -> None:
-        """Tell of a silence; raises RunError if the cluster gave no sign of life for too long.
-
-        Args:
-            reason: why there is no result, for the error.
-            words: the same in short; by default what Flame said last of its executors.
-        """
+    def _give_up_if_lost(self, reason: str) -> None:
+        """Tell of a silence; raises RunError, with the reason why there is no result, if the
+        cluster gave no sign of life for too long."""
         monitor = self._monitor
-        last_result = max(self._began, self._counters.last_result)
+        last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result
-        limit = max(STARTUP_SECONDS, self._patience)
+        limit = max(STARTUP_SECONDS, self._settings.cluster_patience)
         if self._started:
             silence = monitor.silence(last_result)
             # Other runs may have the executors after a long update: then the cluster is not lost.
-            limit = monitor.limit(self._patience)
-        monitor.tell(silence, limit, words)
+            limit = monitor.limit(self._settings.cluster_patience)
+        monitor.tell(silence, limit)
         # An executor may be stuck though Flame calls it bound. It enforces the deadline of its
         # task, so a longer wait for a result is the cluster's fault, too.
         deadline = self._deadlines.limits(self._most_episodes).deadline
@@ -418,7 +360,3 @@ class FlameBackend:
             f"{seen}. An executor manager may be stuck: docs/cluster.md says how to restart it; "
             "then go on with --resume"
         )
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:120]

@@ -2,8 +2,7 @@
 
 Run as a program, this is a process that outlives the learner just long enough for that. A pipe
 tells it what the run has on the cluster, one a line: `application NAME`, `session ID`,
-`weights REF`, and where: `cache ENDPOINT`. The last line is `dismissed` if nothing is left, and
-`late` if all is removed, but something may arrive late; otherwise the learner has died.
+`weights REF`, and where: `cache ENDPOINT`. The last line is `dismissed` if nothing is left.
 
 flamepy is imported where it is used: the import takes a second of a core, and this process, which
 may only ever wait, must not slow down the learner's start.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import json
 import os
 import signal
@@ -56,18 +54,18 @@ class Janitor:
         """Remove everything now; returns whether nothing is left."""
         return clean_up(self._left, seconds)
 
-    def dismiss(self) -> None:
-        """End the process, because nothing is left to remove."""
-        self._tell("dismissed")
-        self._process.wait()
-
-    def look_again(self) -> None:
-        """Let the process remove everything once more, a few seconds from now: weights or answers
-        may arrive late. This one does not wait for it."""
-        self._tell("late")
+    def end(self, dismissed: bool) -> None:
+        """Remember no more. Unless it is dismissed, because nothing is left, the process removes
+        everything, a few seconds from now: weights or answers may arrive late. This one does not
+        wait for it."""
+        if dismissed:
+            self._tell("dismissed")
+        self._process.questions.close()
+        if dismissed:
+            self._process.wait()
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # a run goes on without this safety net
+        with contextlib.suppress(OSError, ValueError):  # a run goes on without this safety net
             self._process.questions.write(f"{line}\n".encode())
 
 
@@ -154,14 +152,11 @@ def main(lines: int) -> None:
         kind, _, name = line.rstrip("\n").partition(" ")
         if kind == "dismissed":
             return
-        if kind == "late":
-            ends = time.monotonic() + _LATE_SECONDS
-            importlib.import_module("flamepy.core")  # takes half of that
-            time.sleep(max(0.0, ends - time.monotonic()))
-            break
         left[kind].append(name)
     signal.alarm(int(2 * JANITOR_SECONDS))  # whatever happens, this process ends
-    clean_up(left, JANITOR_SECONDS)
+    if clean_up(left, JANITOR_SECONDS):
+        time.sleep(_LATE_SECONDS)
+        clean_up(left, _LATE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from flamepy.core.types import FlameContext, ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.backends.flame import compat
+from flame_rl.settings.execution import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
 
@@ -67,19 +68,6 @@ def check_servers(context: FlameContext) -> None:
 
 
 @dataclass(frozen=True)
-class ExecutorRequest:
-    """The executors that a run asks for.
-
-    Attributes:
-        executors: their number, with memory instead of cores; None: as many as there are cores for.
-        workers: the number of processes in each; such an executor has as many cores.
-    """
-
-    executors: int | None = None
-    workers: int = 1
-
-
-@dataclass(frozen=True)
 class Capacity:
     """The executors that the cluster has room for.
 
@@ -102,13 +90,13 @@ class Capacity:
 
 
 def capacity_of(
-    nodes: Iterable[pb.Node], request: ExecutorRequest, claim: ResourceRequirement | None = None
+    nodes: Iterable[pb.Node], settings: Execution, claim: ResourceRequirement | None = None
 ) -> Capacity:
     """What the nodes that are ready have room for now.
 
     Args:
         nodes: of the cluster.
-        request: the run's.
+        settings: the run's, with the number of executors and of workers in each.
         claim: what each of a requested number claims, once that is chosen; it stays for the run.
 
     Raises:
@@ -116,12 +104,11 @@ def capacity_of(
             enough.
     """
     ready = [node.status.allocatable for node in nodes if compat.is_ready(node)]
-    if request.executors is not None:
-        if claim is None:
-            claim = _claim([node.memory for node in ready], request.executors)
+    if settings.executors is not None:
+        claim = claim or _claim([node.memory for node in ready], settings.executors)
         fitting = sum(node.memory // claim.memory for node in ready)
-        return Capacity(max(1, min(request.executors, fitting)), claim, request.executors)
-    workers = request.workers
+        return Capacity(max(1, min(settings.executors, fitting)), claim, settings.executors)
+    workers = settings.workers_per_executor
     # Nodes may yet join a cluster without one.
     fitting = max(1, sum(node.cpu // workers for node in ready))
     if workers == 1:

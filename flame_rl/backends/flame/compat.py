@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import grpc
 import pyarrow
 from flamepy.core import cache, client
-from flamepy.core.types import ResourceRequirement, TaskState
+from flamepy.core.types import ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 from flamepy.proto.frontend_pb2 import GetSessionRequest
 from pyarrow import flight
 
 if TYPE_CHECKING:
-    from flamepy.runner.runner import ObjectFuture, RunnerService
+    from flamepy.runner.runner import ObjectFuture
 
     from flame_rl.backends.flame.cleanup import Janitor
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 CALL_SECONDS = 5.0
 # More threads than this would use up the calls that Flame allows on one connection.
 MOST_WATCHED = 128
-# Folders that flamepy leaves out of a package, `dist` only at its top. Goes with a Runner that
-# packs the folder that it is given, whole.
-LEFT_OUT = ("venv", "node_modules")
 # The code of a session's event: no further executor will be started. Goes with a name for it.
 GAVE_UP = 1002
 _FAILED_ON = re.compile(
@@ -99,14 +96,9 @@ def delete_objects(endpoint: str, path: str) -> None:
 # Sessions and tasks
 
 
-def future_of(task: ObjectFuture) -> tuple[Future[bytes], str]:
-    """The future of a task, and Flame's name of it. Goes with callbacks and an id of the task."""
-    return task._future, task._future._task_id
-
-
-def is_running(service: RunnerService, task: str) -> bool:
-    """Whether an executor has the task. Raises FlameError. Goes with the state of a task."""
-    return service._session.get_task(task).state == TaskState.RUNNING
+def future_of(task: ObjectFuture) -> Future[bytes]:
+    """The future of a task. Goes with callbacks of the task."""
+    return task._future
 
 
 def close_session(session: str) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,16 +30,13 @@ QUIET_SECONDS = 10.0
 # Far above what an executor says of itself.
 MOST_BYTES = 4096
 HINT = "docs/cluster.md says how to see which of its servers run, and what helps"
-TAKEN_HINT = (
-    "Other runs have those that work: this one has some when one of them ends or is stopped"
-)
-_TAKEN = "bound to other sessions"
+_TAKEN, _UNBINDING = "bound to other sessions", "unbinding"
 _STATES = {
     pb.ExecutorVoid: "starting",
     pb.ExecutorBinding: "starting",
     pb.ExecutorIdle: "idle",
     pb.ExecutorBound: _TAKEN,
-    pb.ExecutorUnbinding: "unbinding",
+    pb.ExecutorUnbinding: _UNBINDING,
     pb.ExecutorReleasing: "ending",
     pb.ExecutorReleased: "ending",
 }
@@ -50,25 +47,21 @@ class Executors:
     """The executors of a cluster, as seen by one run that can have `wanted` of them.
 
     Attributes:
-        working: the ids of those that are bound to its session.
-        starting: the number of those that are being bound to it.
+        working, starting: the numbers of those that are bound to its session, and being bound.
         others: the number of other executors in each state, by its name.
-        gone: the ids of executors that are unbinding, as one whose process died stays for ever, and
-            of those on nodes without a connection to the session manager.
-        nodes_away: the names of those nodes.
+        nodes_away: the names of nodes without a connection to the session manager.
     """
 
     wanted: int
-    working: frozenset[str] = frozenset()
+    working: int = 0
     starting: int = 0
     others: Counter[str] = field(default_factory=Counter)
-    gone: frozenset[str] = frozenset()
     nodes_away: tuple[str, ...] = ()
 
     @property
     def alive(self) -> int:
         """The number of those bound to the run's session or being bound to it."""
-        return len(self.working) + self.starting
+        return self.working + self.starting
 
     @property
     def taken(self) -> bool:
@@ -76,31 +69,31 @@ class Executors:
         return not self.alive and self.others[_TAKEN] > 0
 
     @property
-    def share(self) -> str:
-        """How many the run has where other runs keep it from having more; "": none do."""
-        theirs = self.others[_TAKEN]
-        if not theirs or len(self.working) >= self.wanted:
-            return ""
-        return (
-            f"This run has {len(self.working)} of {self.wanted} executors, and other runs have "
-            f"{theirs}: docs/cluster.md says how runs share a cluster"
-        )
-
-    @property
     def hint(self) -> str:
         """What a person may do about it."""
         if self.taken:
-            return TAKEN_HINT
+            return "This run has some when one of the others ends or is stopped"
         if self.nodes_away and not self.alive:
             names = ", ".join(self.nodes_away)
             return f"Start Flame's executor manager on {names} again, under the same host name"
         return HINT
 
+    @property
+    def troubles(self) -> str:
+        """What does not end by itself: nodes that are away, and what keeps executors from the run:
+        other runs, and processes that died, whose executors unbind for ever."""
+        fewer = self.working < self.wanted
+        lasting = Counter({each: self.others[each] for each in (_TAKEN, _UNBINDING) if fewer})
+        return self._details(+lasting)
+
+    def _details(self, others: Counter[str]) -> str:
+        away = [f"no sign of node {name}" for name in self.nodes_away]
+        return ", ".join([f"{number} {what}" for what, number in sorted(others.items())] + away)
+
     def __str__(self) -> str:
-        details = [f"{count} {what}" for what, count in sorted(self.others.items())]
-        details += [f"no sign of node {name}" for name in self.nodes_away]
-        text = f"{len(self.working)} of {self.wanted} executors are working"
-        return f"{text} ({', '.join(details)})" if details else text
+        text = f"{self.working} of {self.wanted} executors are working"
+        details = self._details(self.others)
+        return f"{text} ({details})" if details else text
 
 
 def count(
@@ -108,69 +101,36 @@ def count(
 ) -> Executors:
     """Count the executors of a cluster for the run that has this session."""
     nodes_away = sorted(n.metadata.name for n in nodes if not is_ready(n))
-    far = {e.metadata.id: e for e in executors if e.spec.node in nodes_away}
-    near = {e.metadata.id: e for e in executors if e.spec.node not in nodes_away}
-    states = {name: e.status.state for name, e in near.items()}
-    ours = [name for name, e in near.items() if e.status.session_id == session]
-    working = frozenset(name for name in ours if states[name] == pb.ExecutorBound)
-    others = Counter(_STATES.get(state, "in an unknown state") for state in states.values())
-    others[_TAKEN] -= len(working)
-    unbinding = {name for name, state in states.items() if state == pb.ExecutorUnbinding}
-    return Executors(
-        wanted=wanted,
-        working=working,
-        starting=sum(states[name] == pb.ExecutorBinding for name in ours),
-        others=+others,
-        gone=frozenset(far.keys() | unbinding),
-        nodes_away=tuple(nodes_away),
-    )
+    near = [e.status for e in executors if e.spec.node not in nodes_away]
+    ours = Counter(status.state for status in near if status.session_id == session)
+    others = Counter(_STATES.get(status.state, "in an unknown state") for status in near)
+    others[_TAKEN] -= ours[pb.ExecutorBound]
+    counts = ours[pb.ExecutorBound], ours[pb.ExecutorBinding]
+    return Executors(wanted, *counts, +others, tuple(nodes_away))
 
 
 class ExecutorMonitor:
     """Asks Flame for its executors while episodes are awaited, and tells a listener what is amiss.
 
     Attributes:
+        listener: is told; None: nobody is.
         wanted: the number of executors that the run can have; whoever knows it sets it.
         seen: what Flame said last.
         answers: whether it did answer.
         nodes, executors: all of the cluster, as Flame named them last.
-        lost: the number of the session's executors on nodes that are away since the answer before.
     """
 
     def __init__(self, wanted: int) -> None:
-        self._listener: Listener | None = None
-        self._unsaid = ""
+        self.listener: Listener | None = None
         self.wanted = wanted
         self.seen = Executors(wanted)
         self.answers = True
         self.nodes: list[pb.Node] = []
         self.executors: list[pb.Executor] = []
-        self.lost = 0
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._taken_at = -math.inf
-        self._said_share = ""
-        # The ids of executors that have worked for the run and were not lost.
-        self._ours: frozenset[str] = frozenset()
-        # When those that are gone were seen first.
-        self._gone_at: dict[str, float] = {}
+        self._said = ""
         self._telling = False
-
-    @property
-    def listener(self) -> Listener | None:
-        """Is told; None: nobody is, until there is one."""
-        return self._listener
-
-    @listener.setter
-    def listener(self, listener: Listener | None) -> None:
-        self._listener = listener
-        if unsaid := self._unsaid:
-            self._unsaid = ""
-            self.say(unsaid)
-
-    @property
-    def alive(self) -> int:
-        """The number of executors that were bound to the session, or being bound, as seen last."""
-        return self.seen.alive
 
     @property
     def words(self) -> str:
@@ -200,44 +160,22 @@ class ExecutorMonitor:
             self._alive_at = now
         if self.seen.taken:
             self._taken_at = now
-        self._notice_nodes(set(self.seen.nodes_away) - set(before.nodes_away), session)
-        self._notice_losses(now)
-        self._notice_share(before.share)
+        self._notice(before)
         return True
 
-    def _notice_nodes(self, nodes: set[str], session: str) -> None:
-        """Say which nodes have gone away."""
-        ours = [e for e in self.executors if e.status.session_id == session]
-        self.lost = sum(executor.spec.node in nodes for executor in ours)
-        if nodes:
-            what = "Node" if len(nodes) == 1 else "Nodes"
-            names = ", ".join(sorted(nodes))
-            self.say(f"{what} {names}: no connection to the cluster. The run goes on without")
-
-    def _notice_losses(self, now: float) -> None:
-        """Say which executors that worked for the run do so no more."""
-        known = {executor.metadata.id for executor in self.executors}
-        self._ours = (self._ours | self.seen.working) & known
-        # A healthy one, or its node, is back soon.
-        gone = self.seen.gone & self._ours
-        self._gone_at = {each: self._gone_at.get(each, now) for each in gone}
-        lost = {each for each, since in self._gone_at.items() if now - since >= ASK_SECONDS}
-        if lost:
-            left = len(self._ours - self._gone_at.keys())
-            what = "An executor was lost" if len(lost) == 1 else f"{len(lost)} executors were lost"
-            self.say(
-                f"{what}: {left} of {left + len(lost)} left. "
-                "docs/cluster.md says how to get one back"
-            )
-        self._ours -= lost
-
-    def _notice_share(self, before: str) -> None:
-        """Say how many executors the run has beside others, once that is the same twice."""
+    def _notice(self, before: Executors) -> None:
+        """Say what keeps executors from the run once it is the same twice, as a healthy one is back
+        soon, and when nothing does any more."""
         seen = self.seen
-        settled = seen.share == before and seen.working and not seen.starting
-        if settled and seen.share != self._said_share:
-            self._said_share = seen.share
-            self.say(seen.share or f"This run has {len(seen.working)} of {seen.wanted} executors")
+        settled = seen.troubles == before.troubles and seen.working and not seen.starting
+        if settled and seen.troubles != self._said:
+            if seen.troubles:
+                self.say(f"{seen}. docs/cluster.md says what helps")
+            elif seen.working >= seen.wanted:
+                self.say(f"{seen}.")
+            else:
+                return
+            self._said = seen.troubles
 
     def silence(self, last_result: float) -> float:
         """Seconds without an executor that works for the run, and without a result: the last came,
@@ -251,19 +189,19 @@ class ExecutorMonitor:
         taken = time.monotonic() - self._taken_at < max(patience, 2 * ASK_SECONDS)
         return max(STARTUP_SECONDS, patience) if taken else patience
 
-    def tell(self, seconds: float, limit: float, words: str = "") -> None:
+    def tell(self, seconds: float, limit: float) -> None:
         """Tell the listener once a second how long the silence is, which ends the run after `limit`
-        seconds, and when it is over; `words` say why, by default what Flame said last."""
+        seconds, and when it is over."""
         now = time.monotonic()
         if seconds < QUIET_SECONDS:
             if self._telling:
-                self.say("The cluster works again.")
+                self.say("The cluster works.")
                 self.over()
         elif now - self._told_at >= 1.0:
             self._told_at = now
             self._telling = True
             self._wait(
-                f"Waiting for the cluster for {seconds:.0f} s: {words or self.words}; giving up in "
+                f"Waiting for the cluster for {seconds:.0f} s: {self.words}; giving up in "
                 f"{max(0.0, limit - seconds):.0f} s. {self.hint}"
             )
 
@@ -276,29 +214,31 @@ class ExecutorMonitor:
     # A listener that fails ends no run.
 
     def say(self, text: str) -> None:
-        if self._listener is None:
-            self._unsaid = text  # the last, for whoever listens later
-        else:
+        if self.listener is not None:
             with contextlib.suppress(Exception):
-                self._listener.say(text)
+                self.listener.say(text)
 
     def _wait(self, text: str) -> None:
-        if self._listener is not None:
+        if self.listener is not None:
             with contextlib.suppress(Exception):
-                self._listener.waiting(text)
+                self.listener.waiting(text)
 
 
-class Hosts:
-    """What each executor runs, as it says with every answer, beside what this machine runs. Heard
-    by the threads that fetch answers, asked by the one that collects."""
+class Answers:
+    """What is known of all answers of a run, and what their executors run, as they say with each,
+    beside what this machine runs. Heard by the threads that fetch answers, asked by the one that
+    collects.
+
+    Attributes:
+        last_result: when the last episodes came, in monotonic seconds.
+        dropped: the number of answers that came when nobody waited for them any more.
+    """
 
     def __init__(self) -> None:
+        self.last_result, self.dropped = 0.0, 0
         self._versions, self._processor = versions(), processor()
-        self._heard: set[bytes] = set()
-        # By their difference, the nodes of which nobody has been told yet.
-        self._refused: dict[str, set[str]] = {}
-        self._unequal: dict[str, set[str]] = {}
-        self._python = ""
+        self._heard: dict[bytes, dict[str, str]] = {}
+        self._told: set[str] = set()
 
     def hear(self, about: bytes) -> None:
         """Note what an executor says of itself, JSON. Raises WireError if it is not readable."""
@@ -306,46 +246,45 @@ class Hosts:
             return
         try:
             theirs = json.loads(about[:MOST_BYTES])
-            node = theirs["node"]
-            if not all(isinstance(value, str) for value in theirs.values()):
+            if not all(isinstance(value, str) for value in [theirs["node"], *theirs.values()]):
                 raise TypeError("not text")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WireError(f"about: what an executor says of itself: {error}") from error
-        self._heard.add(about)
-        if difference := _difference(self._versions, theirs):
-            self._python = theirs.get("python", "X.Y")
-            self._refused.setdefault(difference, set()).add(node)
-        elif difference := _difference(self._processor, theirs):
-            self._unequal.setdefault(difference, set()).add(node)
+        self._heard[about] = theirs
+
+    def _others(self, ours: dict[str, str]) -> dict[str, list[dict[str, str]]]:
+        """The executors that differ from this machine, by how."""
+        found = defaultdict(list)
+        for theirs in list(self._heard.values()):
+            differing = [name for name in ours if theirs.get(name) != ours[name]]
+            if differing:
+                texts = (f"{n} {ours[n]} here, {theirs.get(n, 'unknown')} there" for n in differing)
+                found["; ".join(texts)].append(theirs)
+        return found
 
     def refuse_others(self) -> None:
         """Raise UsageError if executors run other versions."""
-        for difference, nodes in list(self._refused.items()):
+        for difference, others in self._others(self._versions).items():
+            python = others[0].get("python", "X.Y")
             raise UsageError(
-                f"{_named(nodes, 'runs', 'run')} other versions than this machine: {difference}. "
+                f"Other versions than on this machine run on {_named(others)}: {difference}. "
                 "The same seed would not give the same result; start with `uv run --python "
-                f"{self._python} main.py …` if all nodes run that Python, take the node out of the "
+                f"{python} main.py …` if all nodes run that Python, take the node out of the "
                 "cluster, or use --local"
             )
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Say which nodes round in another way, once for each node."""
-        unequal, self._unequal = self._unequal, {}
-        for difference, nodes in unequal.items():
-            say(
-                f"{_named(nodes, 'has', 'have')} another processor than this machine: "
-                f"{difference}. The same seed may give another result than on this machine alone"
-            )
+        for difference, others in self._others(self._processor).items():
+            new = [each for each in others if each["node"] not in self._told]
+            if new:
+                self._told |= {each["node"] for each in new}
+                say(
+                    f"Another processor than on this machine is on {_named(new)}: {difference}. "
+                    "The same seed may give another result than on this machine alone"
+                )
 
 
-def _difference(ours: dict[str, str], theirs: dict[str, str]) -> str:
-    return "; ".join(
-        f"{name} {ours[name]} here, {theirs.get(name, 'unknown')} there"
-        for name in ours
-        if theirs.get(name) != ours[name]
-    )
-
-
-def _named(nodes: set[str], one: str, several: str) -> str:
-    names = ", ".join(sorted(nodes))
-    return f"Node {names} {one}" if len(nodes) == 1 else f"Nodes {names} {several}"
+def _named(executors: list[dict[str, str]]) -> str:
+    names = sorted({each["node"] for each in executors})
+    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

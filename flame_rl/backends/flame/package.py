@@ -6,12 +6,13 @@ The package is a staging folder made for the run. Other files beside main.py (ru
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -65,20 +66,6 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 """
 
 
-def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
-    """What an environment needs on an executor: the modules that make it and its wrappers, without
-    Gymnasium's own, and the extras of Gymnasium (LunarLander needs Box2D, say)."""
-    env_id = environment.env_id
-    own = env_id if has_agents(env_id) else env_id.rpartition(":")[0]
-    wrappers = [name.rpartition(":")[0] for name in environment.wrapper]
-    spec = gymnasium.registry.get(env_id)
-    box2d = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
-    # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
-    return tuple(
-        dict.fromkeys(filter(None, (own, *wrappers)))
-    ), "box2d,mujoco" if box2d else "mujoco"
-
-
 def stage_package(folder: Path, environment: Environment, install: bool = True) -> list[str]:
     """Fill `folder` with what an executor needs to collect episodes of an environment; returns the
     dependencies, pinned to the learner's own versions.
@@ -100,15 +87,19 @@ def stage_package(folder: Path, environment: Environment, install: bool = True) 
         shutil.copytree(_ROOT / name, target / name, ignore=_IGNORED)
     shutil.copy(_ROOT / "__init__.py", target)
     pinned = {name: version for name, version in versions().items() if name != "python"}
-    several = has_agents(environment.env_id)
-    modules, extras = needs(environment)
-    present = {*pinned, *(PACKAGES if several else ())}
+    env_id, spec = environment.env_id, gymnasium.registry.get(environment.env_id)
+    several = has_agents(env_id)
+    modules = [name.rpartition(":")[0] for name in environment.wrapper]
+    modules += [env_id if several else env_id.rpartition(":")[0]]
+    present = {"", *pinned, *(PACKAGES if several else ())}
+    box2d = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
+    # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
+    extras = "box2d,mujoco" if box2d else "mujoco"
     pinned[f"gymnasium[{extras}]"] = pinned.pop("gymnasium")
-    for top in dict.fromkeys(module.partition(".")[0] for module in modules):
-        if top not in present:
-            pinned |= _ship_module(top, folder)
+    for top in {module.partition(".")[0] for module in modules} - present:
+        pinned |= _ship_module(top, folder)
     if several:
-        pinned |= _packages_of_agents(environment.env_id, modules, folder)
+        pinned |= _packages_of_agents(env_id, modules, folder)
     dependencies = sorted(f"{name}=={version}" for name, version in pinned.items() if install)
     (folder / "flame_rl_wheel.py").write_text(_BUILD)
     (folder / "pyproject.toml").write_text(_PROJECT.format(dependencies=json.dumps(dependencies)))
@@ -154,37 +145,30 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
         shutil.copy(found.origin, folder / Path(found.origin).name)
         return {}
     source = Path(places[0])
-    if name in (*compat.LEFT_OUT, "dist"):
-        _refuse_name(source)
     for path in source.rglob("*"):
         if path.is_symlink():
             raise UsageError(
                 f"--env, --wrapper: {path} is a symbolic link; it could lead to files that must "
                 "not leave this machine, so a package that holds one is not sent to the cluster"
             )
-        if path.name in compat.LEFT_OUT and (path / "__init__.py").exists():
-            _refuse_name(path)
     shutil.copytree(source, folder / name, ignore=_IGNORED)
     return {}
 
 
-def _refuse_name(path: Path) -> None:
-    raise UsageError(
-        f"--env, --wrapper: {path}: Flame's client never sends a folder of the name {path.name}; "
-        "rename it"
-    )
-
-
-def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> dict[str, str]:
+def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[str, str]:
     """PettingZoo with the extras that an environment of several agents needs, and what else of
-    `PACKAGES` it or the user's staged files import, with versions."""
+    `PACKAGES` its module or the user's staged files name, with versions."""
     own = [path for path in folder.rglob("*.py") if not path.is_relative_to(folder / _ROOT.name)]
-    named = set(modules).union(*map(_imports, own))
+    lines = [
+        re.findall(r"(?m)^\s*(?:import|from) .*", path.read_text("utf-8", "replace"))
+        for path in own
+    ]
+    text = "\n".join(itertools.chain(modules, *lines))
     try:
         known = importlib.metadata.metadata("pettingzoo").get_all("Provides-Extra")
-        families = (name.split(".")[1] for name in named if name.startswith("pettingzoo."))
+        families = re.findall(r"\bpettingzoo(?:\.| import )(\w+)", text)
         extras = ",".join(sorted(set(families) & set(known)))
-        needed = {"pettingzoo"} | {name.partition(".")[0] for name in named} & set(PACKAGES)
+        needed = {"pettingzoo"} | set(PACKAGES) & set(re.findall(r"\w+", text))
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
@@ -194,18 +178,6 @@ def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> 
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")
     return found
-
-
-def _imports(path: Path) -> set[str]:
-    """The dotted names of the modules that a file imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except SyntaxError:  # importing it says more
-        return set()
-    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    origins = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level]
-    # `from pettingzoo import sisl` names a module, too.
-    return named | {f"{node.module}.{alias.name}" for node in origins for alias in node.names}
 
 
 def digest_of(folder: Path) -> str:

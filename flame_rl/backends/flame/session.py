@@ -6,16 +6,14 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
-import flamepy.core.cache
 import numpy as np
 import pyarrow
-from flamepy.core import client
+from flamepy.core import cache, client
 from flamepy.core.types import Event, FlameError, short_name
-from flamepy.runner.runner import ObjectFuture, RunnerService
+from flamepy.runner.runner import RunnerService
 from flamepy.runner.types import SessionContext
 
 from flame_rl.actor.remote import ABOUT, Collector
@@ -23,28 +21,10 @@ from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import Capacity
-from flame_rl.backends.flame.executors import Hosts
+from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
-
-# A lost node's tasks are given up when nothing has come for this long.
-QUIET_SECONDS = 5.0
-
-
-@dataclass
-class Counters:
-    """Counts over all sessions of a run.
-
-    Attributes:
-        dropped: answers that came when nobody waited for them any more.
-        last_result: when the last episodes came, in monotonic seconds.
-        hosts: what the executors run that have answered.
-    """
-
-    dropped: int = 0
-    last_result: float = 0.0
-    hosts: Hosts = field(default_factory=Hosts)
 
 
 class Session:
@@ -56,9 +36,9 @@ class Session:
     """
 
     def __init__(
-        self, application: Application, capacity: Capacity, janitor: Janitor, counters: Counters
+        self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers
     ) -> None:
-        self._counters = counters
+        self._answers = answers
         self._application = application.name
         self._janitor = janitor
         # Remembered before it is opened: where that fails, an object of its name stays.
@@ -75,32 +55,22 @@ class Session:
             )
 
         self._service = call_with_timeout(compat.CALL_SECONDS, open_service)
-        self._weights: flamepy.core.cache.ObjectRef | None = None
-        # The task of each future, by Flame's name of it.
-        self._in_flight: dict[Future, str] = {}
+        self._weights: cache.ObjectRef | None = None
+        self._in_flight: set[Future] = set()
         self.failures = 0
-        # Tasks that ran when executors were lost, the number of these, and when that was.
-        self._perhaps_lost: set[str] = set()
-        self._lost = 0
-        self._lost_at = 0.0
 
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones."""
+        # The first are put among the objects of this session, which are deleted with it: the
+        # application may be other runs', too.
+        first = self._weights is None
+        put = cache.put_object if first else cache.update_object
+        where = f"{self._application}/{self.id}" if first else self._weights
         array = np.frombuffer(encoded, np.uint8)
-        cache, old = flamepy.core.cache, self._weights
-        if old is not None:
-            self._weights = _call(lambda: cache.update_object(old, array))
-            return
-        # Among the objects of this session, which are deleted with it: the application may be other
-        # runs', too.
-        prefix = f"{self._application}/{self.id}"
-        self._weights = _call(lambda: cache.put_object(prefix, array))
-        self._janitor.remember("weights", json.dumps(asdict(self._weights)))
-        self._janitor.remember("cache", self._weights.endpoint)
-
-    def about(self) -> Future[memoryview]:
-        """Done once an executor has said what it runs."""
-        return self._track(self._service.about())
+        self._weights = call_with_timeout(compat.CALL_SECONDS, lambda: put(where, array))
+        if first:
+            self._janitor.remember("weights", json.dumps(asdict(self._weights)))
+            self._janitor.remember("cache", self._weights.endpoint)
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
         """Send an encoded request for that number of episodes; returns the future of the encoded
@@ -115,33 +85,24 @@ class Session:
             failed: Future[memoryview] = Future()
             failed.set_exception(error)
             return failed
-        return self._track(
-            task, lambda data: deadlines.learn(limits, time.monotonic() - began, data)
-        )
-
-    def _track(
-        self, task: ObjectFuture, answered: Callable[[memoryview], None] = lambda data: None
-    ) -> Future[memoryview]:
-        """A future of the task's answer, fetched; `answered` is called with it if a message."""
         outer: Future[memoryview] = Future()
-        inner, self._in_flight[outer] = compat.future_of(task)
+        self._in_flight.add(outer)
 
         def fetch(_: Future) -> None:
             try:
                 ref = task.ref()
                 self._janitor.remember("cache", ref.endpoint)
-                data, about = _bytes_of(flamepy.core.cache.get_object(ref))
+                data, about = _bytes_of(cache.get_object(ref))
                 # Before anybody can read the answer.
-                self._counters.hosts.hear(about)
+                self._answers.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
-                    if packing.is_message(data):
-                        answered(data)
-                        if packing.message_type(data) == "episodes":
-                            self._counters.last_result = time.monotonic()
+                    deadlines.learn(limits, time.monotonic() - began, data)
+                    if packing.message_type(data) == "episodes":
+                        self._answers.last_result = time.monotonic()
                 try:
                     outer.set_result(data)
                 except InvalidStateError:
-                    self._counters.dropped += 1
+                    self._answers.dropped += 1
                 # Every result stays in Flame's cache, and in this client's, until deleted; the
                 # learner need not wait for that.
                 with contextlib.suppress(Exception):
@@ -150,31 +111,10 @@ class Session:
                 self.failures += 1
                 _fail(outer, error)
             finally:
-                self._in_flight.pop(outer, None)
+                self._in_flight.discard(outer)
 
-        inner.add_done_callback(fetch)
+        compat.future_of(task).add_done_callback(fetch)
         return outer
-
-    def lose(self, executors: int) -> None:
-        """This number of executors is lost, and with them the tasks that they run. Flame does not
-        say which these are, and would queue them again only after 30 s."""
-        for task in list(self._in_flight.values()):
-            with contextlib.suppress(FlameError):
-                if compat.is_running(self._service, task):
-                    self._perhaps_lost.add(task)
-        self._lost += executors
-        self._lost_at = time.monotonic()
-
-    def give_up_lost(self) -> None:
-        """Fail the futures of lost tasks, so that they are sent again: those that are left once the
-        others that ran at the loss are answered, or once nothing comes any more."""
-        left = [f for f, task in list(self._in_flight.items()) if task in self._perhaps_lost]
-        quiet = time.monotonic() - max(self._lost_at, self._counters.last_result) > QUIET_SECONDS
-        if len(left) <= self._lost or quiet:
-            for future in left:
-                _fail(future, ConnectionError("the node that ran the task was lost"))
-            self._perhaps_lost.clear()
-            self._lost = 0
 
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
@@ -189,10 +129,6 @@ class Session:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
         return compat.close_session(self.id)
 
-    def settled(self) -> bool:
-        """Whether every task has been answered or has failed."""
-        return not self._in_flight
-
     def events(self) -> list[Event]:
         """What Flame reports about the session. Raises FlameError."""
         return client.get_session(self.id).events
@@ -204,15 +140,9 @@ class Session:
         except FlameError as error:
             return f"Flame does not say why ({error})"
         # Messages of several executors and attempts differ only in ids: one of each is enough.
-        messages = {re.sub(r"<[^>]*>", "<…>", str(event.message)): event for event in events}
-        if not messages:
-            return "Flame reports no event; see the logs of its executor manager"
-        reported = "; ".join(str(event.message).rstrip(".") for event in messages.values())
-        return f"Flame reports: {reported}"
-
-
-def _call(function: Callable[[], flamepy.core.cache.ObjectRef]) -> flamepy.core.cache.ObjectRef:
-    return call_with_timeout(compat.CALL_SECONDS, function)
+        texts = [str(event.message).rstrip(".") for event in events]
+        reported = {re.sub(r"<[^>]*>", "<…>", text): text for text in texts}.values()
+        return f"Flame reports: {'; '.join(reported) or 'nothing; see its executor manager, too'}"
 
 
 def _fail(future: Future, error: Exception) -> None:
