@@ -26,8 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.settings.checks import Span
-from flame_rl.settings.ranges import value_of
+from flame_rl.settings.ranges import Span, value_of
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
@@ -271,7 +270,7 @@ def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
     found: dict[str, distributions.BaseDistribution] = {}
     for name, span in search.ranges.items():
         if not isinstance(span, Span):
-            found[name] = distributions.CategoricalDistribution(span.words)
+            found[name] = distributions.CategoricalDistribution(span)
         else:
             whole = isinstance(span.low, int) and isinstance(span.high, int)
             kind = distributions.IntDistribution if whole else distributions.FloatDistribution
