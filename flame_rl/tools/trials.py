@@ -7,13 +7,12 @@ the same number of them side by side therefore give the same study, however long
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,9 @@ from optuna import distributions, importance, pruners
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 
+from flame_rl.report.figures import choose_output, save_and_show
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.settings.ranges import Span, value_of
@@ -250,20 +251,23 @@ def best_of(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(done, key=lambda trial: trial.value, reverse=True)
 
 
-def importances(trials: Sequence[FrozenTrial]) -> Mapping[str, float]:
-    """How much each setting has to do with being in the better half of the trials, as shares of 1,
-    the greatest first (PED-ANOVA, Watanabe et al. 2023). A trial that was pruned counts by its last
-    value. Empty where there are too few trials, or all are equal."""
+def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
+    """Draw by Optuna the scores of the trials, best.png, and importance.png: how much each setting
+    has to do with being in the better half (PED-ANOVA, Watanabe et al. 2023), where a trial that
+    was pruned counts by its last value. The second needs scores that differ."""
+    choose_output()
+    study, judged = (optuna.create_study(direction="maximize") for _ in range(2))
     scored = [each for each in trials if each.value is not None]
-    if len({each.value for each in scored}) < 2:
-        return {}
-    study = optuna.create_study(direction="maximize")
+    study.add_trials(scored)
     for each in scored:
         own = {"params": each.params, "distributions": each.distributions}
-        study.add_trial(create_trial(value=each.value, **own))
-    evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
-    found = importance.get_param_importances(study, evaluator=evaluator)
-    return {name: share for name, share in found.items() if math.isfinite(share)}
+        judged.add_trial(create_trial(value=each.value, **own))
+    drawn = [save_and_show(plot_optimization_history(study).figure, folder / "best.png")]
+    if len({each.value for each in scored}) > 1:
+        evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
+        axes = plot_param_importances(judged, evaluator=evaluator)
+        drawn.append(save_and_show(axes.figure, folder / "importance.png"))
+    return drawn
 
 
 def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
