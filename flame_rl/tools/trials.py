@@ -47,8 +47,6 @@ _PRUNERS = {
 _POLL_SECONDS = 0.2
 # Trials that fail from the first on, after which the study does not go on.
 _MOST_FAILURES = 3
-# Exit codes of a process that a signal ended, which is no doing of its trial; how often it starts.
-_KILLED, _MOST_STARTS = (*range(-64, 0), 129, 130, 143), 3
 # The exit code of a mistake in the command.
 _MISTAKE = 2
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -148,15 +146,13 @@ def _play(
 ) -> Iterator[Literal["waits", "looked at"]]:
     """Play a trial on from the rungs that are reported, and save its run whatever ends it. Yields
     "looked at" after each rung but the last, and "waits" until it comes to one."""
-    run, starts, rung = search.trial_run(trial), 0, min(reported, RUNGS - 1) + 1
+    run, rung = search.trial_run(trial), min(reported, RUNGS - 1) + 1
     try:
         while rung <= RUNGS:
             code = None if run.process is None else run.process.poll()
             value = None
-            if run.process is None or (code in _KILLED and starts < _MOST_STARTS):
-                again = search.trial_run(trial)
-                if again.start():
-                    run, starts = again, starts + 1
+            if run.process is None:
+                run.start()
             elif code:
                 _fail(study, trial, run)
                 break
