@@ -34,6 +34,10 @@ _STYLES = tuple(
 _MOST_ROWS = 6
 # Markers on each line.
 _MARKERS = 8
+_CAPTION = (
+    "Moving averages over a tenth of the iterations. Thick: mean of the seeds; a run that has "
+    "ended keeps\nits last value. Thin: each seed, or of a single one its iterations, not averaged."
+)
 # Characters beside one another in the legend, for each inch of the picture.
 _LEGEND_WIDTH = 12
 
@@ -99,7 +103,7 @@ def plot_settings(
         ncols=min(len(names), max(1, beside)),
         handlelength=4,
         frameon=False,
-        title=_caption(settings),
+        title=_CAPTION,
         title_fontsize="medium",
     )
     legend.get_title().set_multialignment("center")
@@ -124,17 +128,6 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")
     thick = {"linewidth": 2.4, "markevery": (first, step), "markersize": 5}
     axes.plot(x, mean, label=f"{name} ({seeds})", **thick, **style)
-
-
-def _caption(settings: list[Setting]) -> str:
-    lines = ["Moving averages over a tenth of the iterations."]
-    if any(len(setting.runs) > 1 for setting in settings):
-        lines.append(
-            "Thick: mean of the seeds; a run that has ended keeps its last value. Thin: each seed."
-        )
-    if any(len(setting.runs) == 1 for setting in settings):
-        lines.append("Thin, of a single seed: its iterations, not averaged.")
-    return "\n".join(lines)
 
 
 def _finish(axes: Axes, axis: Axis) -> None:

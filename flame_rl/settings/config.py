@@ -217,11 +217,6 @@ class TrainConfig:
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
-            if unknown := values.keys() - kinds.keys():
-                raise ValueError(f"{', '.join(map(str, unknown))}: no section of a configuration")
-            for section, kind in kinds.items():
-                if unknown := values[section].keys() - set(names_of(kind)):
-                    raise ValueError(f"{section}.{min(unknown)}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
@@ -246,20 +241,10 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
     # Here and not above: it imports Gymnasium.
     from flame_rl.wire.messages import Environment
 
-    experiment = config.experiment
-    return Environment(
-        env_id,
-        max_episode_steps=experiment.max_episode_steps,
-        simulator=config.execution.simulator,
-        reward_parts=experiment.reward_parts,
-        agent_number=experiment.agent_number,
-        outcomes=experiment.outcomes,
-        slots=config.execution.slots,
-        action_mask=experiment.action_mask,
-        env_kwargs=experiment.env_kwargs,
-        wrapper=experiment.wrapper,
-        observe=experiment.observe,
-    )
+    # Its other fields are settings of the same names.
+    _, *names = names_of(Environment)
+    settings = vars(config.experiment) | vars(config.execution)
+    return Environment(env_id, **{name: settings[name] for name in names})
 
 
 def refuse_two_sizes(settings: Mapping[str, Any]) -> None:

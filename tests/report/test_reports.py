@@ -243,3 +243,17 @@ def test_whatever_a_report_raises_is_said_once(error, capsys):
     assert sound == [0, 1, 2] and calls == ([0, 1, 2] if full else [0])
     said = "cannot write for now" if full else "stops reporting"
     assert capsys.readouterr().err == f"warning: Dying {said}: {error}\n"
+
+
+def test_an_iteration_without_an_update_has_empty_cells_and_its_line_says_so(tmp_path):
+    done = run_here(
+        *("--env", "cartpole", "--algorithm", "dqn", "--steps-per-iter", "40", "--iterations", "4"),
+        *("--warm-up-steps", "200", "--batch-size", "8", "--hidden-sizes", "4", "--local"),
+        *("--max-episode-steps", "20", "--workers", "0", "--verbose", "--output", "run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [row["loss"] for row in table(tmp_path / "run", "metrics.csv")]
+    assert losses[0] != losses[0] and losses[-1] > 0
+    lines = [line for line in done.stdout.splitlines() if line.startswith("Iteration")]
+    assert lines[0].endswith("Loss: -") and not lines[-1].endswith("Loss: -")
