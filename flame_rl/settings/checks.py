@@ -120,7 +120,8 @@ def _in_words(hint: Any) -> str:
 
 def refuse(name: str, expected: str, value: object) -> NoReturn:
     """Raise UsageError: the flag, the values it takes, and the value it was given."""
-    raise UsageError(f"{flag(name)}: {expected}, not {value!s:.200}")
+    shown = f"{value!s:.200}" or "nothing"
+    raise UsageError(f"{flag(name)}: {expected}, not {shown}")
 
 
 def flag(name: str) -> str:
