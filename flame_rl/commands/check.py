@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from flame_rl.settings.config import TrainConfig, environment_of
+from flame_rl.settings.checks import Positive
+from flame_rl.settings.config import environment_of
 from flame_rl.settings.experiment import environment_id
-from flame_rl.settings.parse import parse_command
+from flame_rl.settings.parse import parse
 from flame_rl.system.output import say
 
 if TYPE_CHECKING:
@@ -21,33 +22,18 @@ if TYPE_CHECKING:
 _WIDTH, _INDENT, _SPACE = 100, 16, 120
 
 
+DESCRIPTION = """Examine an environment before training in it: what its spaces are taken for, how
+fast it is, whether the same seed gives the same episode, and what a random policy earns.
+
+Takes the flags of training. Ends with exit code 1 if training would fail, or could not be
+repeated."""
+
+
 @dataclass(frozen=True)
-class CheckCommand:
-    """Examine an environment before training in it: what its spaces are taken for, how fast it is,
-    whether the same seed gives the same episode, and what a random policy earns.
+class CheckFlags:
+    """The flags of `check` besides those of training."""
 
-    Ends with exit code 1 if training would fail, or could not be repeated.
-    """
-
-    env: str = "cartpole"
-    """The environment, named as for training."""
-
-    env_kwargs: tuple[str, ...] = ()
-    """Arguments of its constructor, name=value, as for training."""
-
-    wrapper: tuple[str, ...] = ()
-    """Wrappers around it, module:Class, as for training."""
-
-    observe: tuple[str, ...] = ()
-    """Keys of a Dict that are observed, as for training."""
-
-    action_mask: bool = True
-    """Read masks of allowed actions, as for training; with --no-action-mask they are ignored."""
-
-    max_episode_steps: int | None = None
-    """A time limit in steps, as for training."""
-
-    seconds: float = 3.0
+    seconds: Positive = 3.0
     """About how long random actions are played."""
 
     json: bool = False
@@ -56,15 +42,13 @@ class CheckCommand:
 
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
-    command = parse_command(CheckCommand, arguments, "main.py check")
-    # All but these are as for training.
-    given = {name: v for name, v in vars(command).items() if name not in ("seconds", "json")}
-    config = TrainConfig(**given)
+    words = {"prog": "main.py check", "description": DESCRIPTION}
+    config, command = parse(arguments, **words, extra=CheckFlags)
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.tools.checking import examine
     from flame_rl.tools.findings import findings
 
-    environment = environment_of(config, environment_id(command.env))
+    environment = environment_of(config, environment_id(config.experiment.env))
     examined = examine(environment, command.seconds)
     found = findings(examined, config)
     say(_as_json(examined, found) if command.json else _as_text(examined, found))
@@ -133,10 +117,8 @@ def _rows(examined: Examined, remarked: bool) -> dict[str, str]:
             f"{returns['most']:.4g}, in {returns['count']} episodes of {lengths['least']:.0f} to "
             f"{lengths['most']:.0f} steps, {played['truncated']} of them cut",
             "rewards": f"{rewards['mean']:.3g} ± {rewards['std']:.2g} a step, "
-            f"{rewards['least']:.4g} to {rewards['most']:.4g}, not 0 in {played['paid']:.1%} of "
-            f"{rewards['count']:,} steps",
-            "numbers": f"observed from {least:.4g} to {most:.4g}; {played['constant']} of "
-            f"{played['numbers']} never changed",
+            f"{rewards['least']:.4g} to {rewards['most']:.4g}, in {rewards['count']:,} steps",
+            "numbers": f"observed from {least:.4g} to {most:.4g}",
             "masks": "none: no action_mask in info or observation"
             if spec.action_mask == "none"
             else f"{spec.action_mask}['action_mask'], read unless --no-action-mask: "

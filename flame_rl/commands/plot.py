@@ -42,18 +42,13 @@ def plot(arguments: Sequence[str]) -> None:
     command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.figures import SUFFIXES, pages_of, plot_settings
-    from flame_rl.report.runs import columns_of, compare, group_runs, scores_of, without_repetitions
+    from flame_rl.report.runs import columns_of, compare, group_runs, scores_of
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
-    found = _read(command.runs)
-    runs = without_repetitions(found)
-    for run in found:
-        if not any(run is each for each in runs):
-            cause = "another of these runs has its configuration and seed"
-            warn(f"warning: {run.folder} is left out: {cause}")
+    runs = _read(command.runs)
     for run in runs:
         done, wanted = len(run.values), run.config.experiment.iterations
         if done < wanted and run.config.experiment.env_steps is None:

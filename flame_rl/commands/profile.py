@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from statistics import mean
+from typing import NamedTuple
 
+from flame_rl.backends.select import is_distributed, local_workers, make_backend
+from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import refuse_another_run, saved_config
+from flame_rl.settings.algorithms import Replay
+from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import available_cores
 from flame_rl.system.output import say, warn
-from flame_rl.system.signals import stop_on_signals
-
-if TYPE_CHECKING:
-    from flame_rl.tools.profiling import Measured
+from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Measure what an iteration costs with one worker and with several, and say how many
 are worth it.
@@ -25,6 +29,8 @@ Takes the flags of training, runs a few iterations where training would, and wri
 With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
 episodes may be shorter than those to come."""
 
+# How many iterations are measured.
+_ITERATIONS = 3
 # Several workers are worth it where an iteration takes this part longer with one.
 _WORTH = 0.1
 
@@ -35,6 +41,18 @@ class ProfileFlags:
 
     json: bool = False
     """Print one line of JSON."""
+
+
+class Measured(NamedTuple):
+    """A mean iteration with a number of workers (processes on this machine, or executors), in
+    seconds of collecting and of updating, and env steps per second of collecting."""
+
+    workers: int
+    episodes: int
+    env_steps: float
+    collecting: float
+    updating: float
+    env_steps_per_second: float
 
 
 def profile(arguments: Sequence[str]) -> int:
@@ -49,11 +67,6 @@ def profile(arguments: Sequence[str]) -> int:
     if default is not None:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
-        # Here and not above, so that --help and mistakes are answered at once.
-        from flame_rl.backends.select import is_distributed
-        from flame_rl.run.checkpoint import find_checkpoint
-        from flame_rl.tools.profiling import measure_both
-
         # Not the policy with which a run would begin again.
         found = None if folder is None else find_checkpoint(folder)
         for warning in [] if found is None else found[1]:
@@ -67,6 +80,47 @@ def profile(arguments: Sequence[str]) -> int:
             noun = "executors" if is_distributed(config) else "workers"
             say(as_text(title, noun, one, several))
     return stop.exit_code
+
+
+def measure_both(
+    config: TrainConfig, stop: StopSignal, found: tuple[Checkpoint, list[str]] | None = None
+) -> list[Measured]:
+    """Run the same few iterations as training would, with one worker, and with as many as `config`
+    asks for: by default one for each core, and on a cluster all its executors. Nothing is written.
+
+    `found` is as in `Trainer.resume_run`. Without it the policy is untrained, and replay has no
+    warm-up, in which there would be no gradient step. Raises as training does.
+    """
+    if config.output.resume is None and isinstance(config.algorithm, Replay):
+        config = config.changed(warm_up_steps=0)
+    both = [config.changed(executors=1), config]
+    if not is_distributed(config):
+        asked = config.execution.workers or 0
+        several = asked if asked > 1 else max(2, available_cores())
+        both = [config.changed(workers=number) for number in (1, several)]
+    return [_measure(each, stop, found) for each in both]
+
+
+def _measure(
+    config: TrainConfig, stop: StopSignal, found: tuple[Checkpoint, list[str]] | None
+) -> Measured:
+    """Run iterations where `config` says. The first, in which workers start, does not count."""
+    from flame_rl.run.trainer import Trainer  # it imports torch
+
+    with ExitStack() as ending:
+        # First, so that workers start while torch is imported.
+        backend = ending.enter_context(closing(make_backend(config, stop)))
+        here = config.changed(local=True, workers=0)
+        trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
+        trainer.resume_run(found)
+        backend.describe(environment_of(trainer.config, trainer.spec.env_id))
+        workers = backend.executors if is_distributed(config) else local_workers(config)
+        first, *results = [trainer.iterate(backend) for _ in range(1 + _ITERATIONS)]
+    episodes = round((results[-1].episodes - first.episodes) / _ITERATIONS)
+    env_steps = (results[-1].env_steps - first.env_steps) / _ITERATIONS
+    collecting = mean(result.timing.collecting for result in results)
+    updating = mean(result.timing.updating for result in results)
+    return Measured(workers, episodes, env_steps, collecting, updating, env_steps / collecting)
 
 
 def conclusions(one: Measured, several: Measured) -> dict[str, float]:

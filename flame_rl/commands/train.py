@@ -91,7 +91,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     here = Path.cwd()  # an environment may change it
     check_output(config)
     if config.output.tensorboard:
-        require("flame_rl.report.tensorboard", "tensorboard", "tensorboard")
+        require("tensorboard", "tensorboard", "tensorboard")
     if (tracker := config.output.track) is not None:
         require(tracker, tracker, tracker)
     if notice := where_collected(config):
@@ -125,10 +125,11 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         console = train_and_report(trainer, folder, here)
         trainer.close()
         console.summary(interrupted=stop.is_set())
-        if config.output.plot:
-            from flame_rl.report.figures import plot_curve
+        if config.output.plot and trainer.totals.iterations:
+            from flame_rl.report.figures import plot_settings
+            from flame_rl.report.runs import group_runs, read_run
 
-            plot_curve(folder, title=f"{config.algorithm.title} on {trainer.spec.env_id}")
+            plot_settings(group_runs([read_run(folder)]), folder / "curves.png")
         say(f"Run folder: {path_to_show(folder, here)}")
         say(how_to_go_on(trainer, shlex.quote(str(path_to_show(folder, here)))))
 
@@ -169,7 +170,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         scheduled_evaluations,
         timing_row,
     )
-    from flame_rl.report.trackers import settings_of
+    from flame_rl.report.trackers import TrackReporter
     from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.results import ended
     from flame_rl.run.retention import Checkpointer
@@ -190,14 +191,8 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)
     consumers = [*tables, console]
-    if config.output.tensorboard:
-        from flame_rl.report.tensorboard import TensorBoardReporter
-
-        consumers.append(TensorBoardReporter(folder, done, settings_of(config)))
-    if config.output.track is not None:
-        from flame_rl.report.trackers import TrackReporter
-
-        consumers.append(TrackReporter(folder, config))
+    names = ["tensorboard"] * config.output.tensorboard + [config.output.track]
+    consumers += [TrackReporter(folder, config, name) for name in filter(None, names)]
     reporters = Reporters(consumers)
     checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
 

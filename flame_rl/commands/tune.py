@@ -95,9 +95,9 @@ def _names(search: Search) -> list[str]:
 
 def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Final]) -> None:
     """Print the best trials and how to go on, and draw the study."""
-    from flame_rl.report.figures import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.figures import draw_finals
     from flame_rl.report.runs import grid
-    from flame_rl.tools.trials import best_of, importances
+    from flame_rl.tools.trials import best_of, draw_study
 
     best, study, folder = best_of(trials), search.study, search.folder
     left = best and len(finals) < min(study.finalists, len(best))
@@ -115,17 +115,15 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
 
     rows = [(str(each.number), each.value, *values(each)) for each in best[:_SHOWN]]
     of = "evaluations" if search.config.experiment.evaluate_every else "training"
-    scores = [(each.value, each in best) for each in trials if each.value is not None]
-    failed, pruned = len(trials) - len(scores), len(scores) - len(best)
+    scored = [each for each in trials if each.value is not None]
+    failed, pruned = len(trials) - len(scored), len(scored) - len(best)
     say(
         f"\nBest of {len(trials)} trials, {pruned} of them pruned and {failed} failed; the score "
         f"is the mean return of {of} over the last tenth of the env steps:\n\n"
         f"{grid(('trial', 'score', *_names(search)), rows)}\n"
     )
     title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
-    drawn = [draw_best_so_far(folder / "best.png", scores, title)]
-    if shares := importances(trials):
-        drawn.append(draw_importances(folder / "importance.png", shares, title))
+    drawn = draw_study(trials, folder)
     if finals:
         header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *_names(search))
         rows = [(str(e.trial.number), e.mean, *e.scores, *values(e.trial)) for e in finals]

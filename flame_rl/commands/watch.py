@@ -64,28 +64,24 @@ def watch(arguments: Sequence[str]) -> int:
 
 def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's return."""
-    from flame_rl.report.bar import FilmBar
+    from rich.progress import Progress
+
     from flame_rl.tools.watching import show
 
     with _load(command, stop) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
-        agents, limit = trainer.spec.agents, trainer.spec.time_limit
+        agents, snapshot = trainer.spec.agents, trainer.learner.snapshot()
         say(headline(trainer, command.episodes * trainer.spec.agent_count, command.explore))
-        with FilmBar(None if limit is None else limit * command.episodes) as bar:
-            # A window shows by itself that something happens.
-            on_step = (lambda: None) if command.video is None else bar.advance
-            snapshot = trainer.learner.snapshot()
-            lengths: list[int] = []
-            for episode in show(snapshot, request, command.video, stop, on_step):
+        # Only on a terminal; a window shows by itself that something happens.
+        with Progress("Drawing, {task.completed} env steps", transient=True) as bar:
+            task = bar.add_task("", visible=command.video is not None)
+            episodes = show(snapshot, request, command.video, stop, lambda: bar.advance(task))
+            for number, episode in enumerate(episodes):
                 own = trainer.learner.rewards.raw_return(episode)
-                who = f", {agents[len(lengths)]}" if agents else ""
+                who = f", {agents[number % len(agents)]}" if agents else ""
                 say(f"  Episode {episode.index}{who}: return {own:.1f} in {episode.length} steps")
-                lengths.append(episode.length)
-                if len(lengths) == trainer.spec.agent_count:
-                    bar.shorten((limit or 0) - max(lengths))
-                    lengths.clear()
     if command.video is not None:
         say(f"Film: {command.video}{_tracked(command)}")
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from flame_rl.run.results import IterationResult
 from flame_rl.system.output import warn
 
 
-class Reporter(Protocol):
-    """Gets every result of the loop, in order, and then `close` once."""
-
-    def report(self, result: IterationResult) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Reporters:
-    """Several as one. None stops the training: one that the disk refuses says so once and is asked
-    again, because there may be room later; one that fails otherwise says so and is left out."""
+    """Several as one: each has `report`, which gets every result in order, and then `close`.
 
-    def __init__(self, reporters: list[Reporter]) -> None:
+    None stops the training: one that the disk refuses says so once and is asked again, because
+    there may be room later; one that fails otherwise says so and is left out.
+    """
+
+    def __init__(self, reporters: list[Any]) -> None:
         self._reporters = reporters
         # By id: two may be of one class.
         self._refused: set[int] = set()

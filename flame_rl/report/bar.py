@@ -1,19 +1,10 @@
-"""Progress bars on a terminal."""
+"""The progress bar of a run on a terminal."""
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 
@@ -56,39 +47,3 @@ class RunBar:
     def close(self) -> None:
         """Remove the bar."""
         self._live.stop()
-
-
-class FilmBar:
-    """A context: on a terminal, a bar for a film, which is removed at the end. Elsewhere nothing,
-    so that a pipe gets the printed lines alone."""
-
-    def __init__(self, total: int | None) -> None:
-        """`total` is the number of env steps; None: unknown."""
-        self._total = total
-        self._progress = Progress(
-            TextColumn("Drawing"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("env steps"),
-            TimeRemainingColumn(),
-            transient=True,
-            disable=sys.stdout is None or not sys.stdout.isatty(),
-        )
-        self._task = self._progress.add_task("", total=total)
-
-    def __enter__(self) -> FilmBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self) -> None:
-        """One env step is drawn."""
-        self._progress.advance(self._task)
-
-    def shorten(self, steps: int) -> None:
-        """That many env steps turned out not to be needed."""
-        if self._total is not None:
-            self._total -= steps
-            self._progress.update(self._task, total=self._total)

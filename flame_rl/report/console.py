@@ -3,6 +3,7 @@ progress bar."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ LINE_EVERY = 10
 LINE_EVERY_SECONDS = 30.0
 # A first episode that takes longer is told while it plays.
 LONG_EPISODE_SECONDS = 10.0
-# A run that will take longer is told of once its first iteration has ended, with a shorter one.
+# A run of whole episodes that will take longer hears of shorter iterations.
 LONG_RUN_SECONDS = 300.0
 # After this number of iterations in which all returns were the same, a line says so.
 SAME_ITERATIONS = 20
@@ -41,16 +42,16 @@ class ConsoleReporter:
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._last: IterationResult | None = None
-        # The latest evaluation: a line about it, whether it was printed, and the bar's words.
-        self._evaluation, self._evaluation_said, self._evaluation_mean = "", True, ""
+        # A line about the latest evaluation, and whether it was printed.
+        self._evaluation, self._evaluation_said = "", True
         # The collection that is shown, and when it began.
         self._collection: tuple[str, int] | None = None
         self._collecting_since = self._began
         self._told_of_length = False
         self._waiting_said_at: float | None = None
         self._retries = self._undone = 0
-        # Returns that differ, not all of them.
-        self._returns: set[float] = set()
+        # The least and the greatest return so far.
+        self._least, self._most = math.inf, -math.inf
         self._bar: RunBar | None = None
         say(header(config, spec, distributed, done))
         if sys.stdout is not None and sys.stdout.isatty():
@@ -68,7 +69,6 @@ class ConsoleReporter:
         self._undone += result.losses.get("update_scale") == 0
         if result.evaluation is not None:
             self._evaluation_said = False
-            self._evaluation_mean = f"evaluation {result.evaluation.reward_mean:.1f}"
             self._evaluation = (
                 f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
             )
@@ -88,14 +88,16 @@ class ConsoleReporter:
             if not self._evaluation_said:
                 self._evaluation_said = True
                 self._print(self._evaluation)
-        whole_run = "" if result.iteration else self._whole_run(result)
         # A bar shows what is left all the time.
-        shown = self._bar is not None or self._seconds_left() < LINE_EVERY_SECONDS
-        if whole_run or ((first or late) and not shown):
-            self._print(f"  {whole_run or self._left()}")
-        if len(self._returns) < 2:
-            self._returns |= {result.reward_min, result.reward_max}
-        same = len(self._returns) == 1 and not self._done.iterations
+        left, experiment = self._seconds_left(), self._experiment
+        whole = experiment.steps_per_iter is None and experiment.env_steps is None
+        if self._bar is None and (first or late) and left >= LINE_EVERY_SECONDS:
+            shorter = first and left >= LONG_RUN_SECONDS and whole
+            remedy = f"; --steps-per-iter {STEPS_PER_ITERATION} may make it shorter" * shorter
+            self._print(f"  {self._left()}{remedy}")
+        self._least = min(self._least, result.reward_min)
+        self._most = max(self._most, result.reward_max)
+        same = self._least == self._most and not self._done.iterations
         if same and result.iteration + 1 == SAME_ITERATIONS:
             self._print(
                 f"  All {result.episodes:,} episodes so far have had the same return, "
@@ -131,12 +133,10 @@ class ConsoleReporter:
             self._told_of_length = True
             if not episodes:
                 limit = self._spec.time_limit
-                length = "without a time limit (--max-episode-steps sets one)"
-                if limit is not None:
-                    length = f"of up to {limit:,} steps (--max-episode-steps sets fewer)"
+                length = "without a time limit" if limit is None else f"of up to {limit:,} steps"
                 self._print(
                     f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended: "
-                    f"{wanted} are asked for, {length}"
+                    f"{wanted} are asked for, {length} (see --max-episode-steps)"
                 )
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
@@ -212,10 +212,7 @@ class ConsoleReporter:
     def _advance(self, completed: float) -> None:
         if self._bar is not None:
             mean = f"return {self._last.reward_mean:.1f}" if self._last else ""
-            wanted = self._experiment.stop_at
-            goal = "" if wanted is None else f"stops at {wanted:g}"
-            words = filter(None, (mean, self._evaluation_mean, goal))
-            self._bar.advance(completed, ", ".join(words), self._left())
+            self._bar.advance(completed, mean, self._left())
 
     def _seconds_left(self) -> float:
         """Until the end of the run, as far as its speed so far tells; 0 before the first iteration
@@ -230,19 +227,6 @@ class ConsoleReporter:
     def _left(self) -> str:
         seconds = self._seconds_left()
         return f"about {in_words(seconds)} left" if seconds >= 1 else ""
-
-    def _whole_run(self, result: IterationResult) -> str:
-        """What a long run of iterations like the first comes to, and a shorter one."""
-        experiment, steps, seconds = self._experiment, result.env_steps, self._seconds_left()
-        fixed = experiment.env_steps is not None or experiment.steps_per_iter is not None
-        each, iterations = STEPS_PER_ITERATION, experiment.iterations
-        if fixed or seconds < LONG_RUN_SECONDS or steps < 2 * each:
-            return ""
-        return (
-            f"The run: {iterations * steps:,} env steps at this length of episodes, about "
-            f"{in_words(seconds)} here. With --steps-per-iter {each} it has "
-            f"{iterations * each:,}: about {in_words(seconds * each / steps)}"
-        )
 
 
 def details(result: IterationResult) -> str:

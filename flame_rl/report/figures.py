@@ -1,10 +1,10 @@
-"""Pictures: the learning curves of one run and of several, and the results of a study. Lines also
-differ in their markers, for print in grey."""
+"""Pictures: the learning curves of runs, and the final of a study. Lines also differ in their
+markers, for print in grey."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,10 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
-from flame_rl.report.tables import read_columns
-from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.system.errors import UsageError
+from flame_rl.report.runs import EVALUATION, Axis, Setting, mean_curve, smooth
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")
@@ -37,50 +34,15 @@ _STYLES = tuple(
 _MOST_ROWS = 6
 # Markers on each line.
 _MARKERS = 8
+_CAPTION = (
+    "Moving averages over a tenth of the iterations. Thick: mean of the seeds; a run that has "
+    "ended keeps\nits last value. Thin: each seed, or of a single one its iterations, not averaged."
+)
 # Characters beside one another in the legend, for each inch of the picture.
 _LEGEND_WIDTH = 12
 
 
 # The curves of runs
-
-
-def plot_curve(folder: Path, title: str) -> Path | None:
-    """Draw curves.png in a run folder and show it where there is a display; returns its path, or
-    None if there is nothing to draw.
-
-    It shows the mean return over env steps, its spread over the iteration's episodes, a moving
-    average, and the evaluations.
-    """
-    metrics = read_columns(folder / METRICS_NAME)
-    if not metrics:
-        return None
-    names = ("env_steps", "reward_mean", "reward_std")
-    steps, mean, std = (np.array(metrics[name]) for name in names)
-    figure, axes = _one_panel(ylabel="return of an episode", title=title)
-    label = "± 1 standard deviation of the episodes"
-    axes.fill_between(steps, mean - std, mean + std, color="0.85", label=label)
-    axes.plot(steps, mean, color="0.45", linewidth=1, label="mean of an iteration", marker=".")
-    window = smoothing_window(len(mean))
-    if window > 1:
-        label = f"moving average over {window} iterations"
-        axes.plot(steps, smooth(mean), color="tab:blue", linewidth=2, label=label)
-    path = folder / EVALUATIONS_NAME
-    if path.exists() and (rows := read_columns(path)):
-        mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
-        axes.errorbar(
-            rows["env_steps"],
-            mean,
-            # Rounding may put an interval's end on the other side of the mean.
-            np.maximum(0, [mean - low, high - mean]),
-            fmt="D",
-            color="tab:red",
-            markersize=4,
-            capsize=2,
-            label="evaluation, with its 95 % interval",
-        )
-    _finish(axes, "env_steps")
-    axes.legend(loc="best", framealpha=0.9)
-    return save_and_show(figure, folder / "curves.png")
 
 
 def pages_of(settings: list[Setting]) -> list[list[Setting]]:
@@ -107,14 +69,10 @@ def plot_settings(
 ) -> None:
     """Draw the curves of settings, a row of panels for each environment, and show them where there
     is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
-    steps alone. `settings` are those of one page, see `pages_of`; UsageError if they are more."""
-    _choose_output()
+    steps alone. `settings` are those of one page, see `pages_of`."""
+    choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
-    if len(names) > len(_STYLES):
-        raise UsageError(
-            f"{len(names)} settings in one picture; at most {len(_STYLES)} are legible"
-        )
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
@@ -145,7 +103,7 @@ def plot_settings(
         ncols=min(len(names), max(1, beside)),
         handlelength=4,
         frameon=False,
-        title=_caption(settings),
+        title=_CAPTION,
         title_fontsize="medium",
     )
     legend.get_title().set_multialignment("center")
@@ -172,17 +130,6 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     axes.plot(x, mean, label=f"{name} ({seeds})", **thick, **style)
 
 
-def _caption(settings: list[Setting]) -> str:
-    lines = ["Moving averages over a tenth of the iterations."]
-    if any(len(setting.runs) > 1 for setting in settings):
-        lines.append(
-            "Thick: mean of the seeds; a run that has ended keeps its last value. Thin: each seed."
-        )
-    if any(len(setting.runs) == 1 for setting in settings):
-        lines.append("Thin, of a single seed: its iterations, not averaged.")
-    return "\n".join(lines)
-
-
 def _finish(axes: Axes, axis: Axis) -> None:
     axes.set_xlabel(_LABELS[axis])
     if axis == "env_steps":
@@ -192,40 +139,6 @@ def _finish(axes: Axes, axis: Axis) -> None:
 
 
 # The results of a study
-
-
-def draw_best_so_far(path: Path, trials: Sequence[tuple[float, bool]], title: str) -> Path:
-    """Draw every trial's score and the best so far; returns `path`. `trials` has the score of each,
-    and whether it was trained to its end; at least one was."""
-    scores = np.array([score for score, _ in trials])
-    done = np.array([whole for _, whole in trials])
-    numbers, whole = np.arange(len(trials)), np.where(done, scores, -np.inf)
-    best = np.maximum.accumulate(whole)
-    figure, axes = _one_panel(xlabel="trial", ylabel="mean return", title=title)
-    axes.plot(numbers[done], scores[done], "o", color=_BLUE, label="trial")
-    if not done.all():
-        label = "pruned: when it ended"
-        axes.plot(numbers[~done], scores[~done], "x", color="0.55", label=label)
-    there = np.isfinite(best)
-    # In numbers, too: beside trials that failed to learn, the good ones look alike.
-    label = f"best so far: {best[-1]:.1f} in trial {whole.argmax()}"
-    axes.step(numbers[there], best[there], where="post", color=_RED, lw=2, label=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return save_and_show(figure, path)
-
-
-def draw_importances(path: Path, shares: Mapping[str, float], title: str) -> Path:
-    """Draw how much each setting matters; `shares` has the greatest first, and sums to 1."""
-    names = [name.replace("_", " ") for name in shares]
-    label = "importance for being in the better half of the trials (shares of 1)"
-    figure, axes = _one_panel(1.2 + 0.35 * len(names), xlabel=label, title=title)
-    bars = axes.barh(names, list(shares.values()), color=_BLUE)
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    return save_and_show(figure, path)
 
 
 def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
@@ -248,15 +161,15 @@ def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], ti
 # A picture
 
 
-def _one_panel(height: float = 4.5, **labels: str) -> tuple[Figure, Axes]:
-    """A picture of one panel with these labels, `height` inches high."""
-    _choose_output()
-    figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+def _one_panel(**labels: str) -> tuple[Figure, Axes]:
+    """A picture of one panel with these labels."""
+    choose_output()
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     axes.set(**labels)
     return figure, axes
 
 
-def _choose_output() -> None:
+def choose_output() -> None:
     """Draw files only, where there is no display."""
     if not has_display():
         matplotlib.use("Agg")
@@ -264,7 +177,7 @@ def _choose_output() -> None:
 
 def save_and_show(figure: Figure, path: Path) -> Path:
     """Write the picture, show it where there is a display, and return its path."""
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     # Without a window toolkit, matplotlib falls back to drawing files only.
     if matplotlib.get_backend().lower() != "agg":
         plt.show()

@@ -106,23 +106,16 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
 
 
 def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
-    """How many updates a run has, one an iteration, where they are fewer than `FEW_UPDATES`, and
-    what would change that; "" where they are not, or their number is not known."""
-    updates, (each, fixed) = experiment.iterations, most_env_steps_of_an_iteration(experiment, spec)
-    remedy, at_least = "--iterations sets more", ""
+    """How many updates a run has at least, one an iteration, where they may be fewer than
+    `FEW_UPDATES`, and what would change that; else ""."""
+    updates, remedy = experiment.iterations, "--iterations sets more"
     if experiment.env_steps is not None:
-        # Episodes may be shorter than they might be.
-        at_least, smaller = ("", "a smaller") if fixed else ("at least ", "a")
-        updates = -(-experiment.env_steps // each) if each is not None else FEW_UPDATES
-        remedy = (
-            f"--env-steps sets a longer run, and {smaller} --steps-per-iter more frequent updates"
-        )
+        each, _ = most_env_steps_of_an_iteration(experiment, spec)
+        updates = FEW_UPDATES if each is None else -(-experiment.env_steps // each)
+        remedy = "a smaller --steps-per-iter makes more of a run's --env-steps"
     if updates >= FEW_UPDATES:
         return ""
-    return (
-        f"{at_least}{updates}, one an iteration; fewer than {FEW_UPDATES} seldom teach much "
-        f"({remedy})"
-    )
+    return f"{updates}, one an iteration; fewer than {FEW_UPDATES} seldom teach much ({remedy})"
 
 
 # Spaces in words

@@ -32,7 +32,7 @@ EVALUATION = "evaluation"
 _POINTS = 200
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
 # The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
-_STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # Wider than any table: no line is cut off or wrapped.
 _WIDTH = 10_000
 
@@ -51,11 +51,6 @@ class Run:
     env_steps: np.ndarray
     seconds: np.ndarray
     values: np.ndarray
-
-    def with_values(self, values: np.ndarray, iterations: np.ndarray) -> Run:
-        """The run with these values, of these iterations alone."""
-        steps, seconds = self.env_steps[iterations], self.seconds[iterations]
-        return replace(self, values=values, env_steps=steps, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -107,24 +102,17 @@ def read_run(folder: Path) -> Run:
     return Run(folder, config, steps, seconds, returns)
 
 
-def without_repetitions(runs: list[Run]) -> list[Run]:
-    """One run of each setting and seed, that with the most iterations: the others have the same
-    returns, and would count double in a mean."""
-    kept: dict[tuple[str, int], Run] = {}
-    for run in runs:
-        key = repr(_setting_values(run.config)), run.config.experiment.seed
-        if key not in kept or len(run.values) > len(kept[key].values):
-            kept[key] = run
-    return list(kept.values())
-
-
 def group_runs(runs: list[Run]) -> list[Setting]:
-    """Group runs by setting, in the order in which the settings first appear."""
-    groups: defaultdict[str, list[Run]] = defaultdict(list)
+    """Group runs by setting, in the order in which the settings first appear. Of several with one
+    seed, which have the same returns, that with the most iterations counts."""
+    groups: defaultdict[str, dict[int, Run]] = defaultdict(dict)
     for run in runs:
-        groups[repr(_setting_values(run.config))].append(run)
-    configs = [group[0].config for group in groups.values()]
-    return [Setting(_name(group[0].config, configs), tuple(group)) for group in groups.values()]
+        group, seed = groups[repr(_setting_values(run.config))], run.config.experiment.seed
+        if seed not in group or len(run.values) > len(group[seed].values):
+            group[seed] = run
+    found = [tuple(group.values()) for group in groups.values()]
+    configs = [first.config for first, *_ in found]
+    return [Setting(_name(group[0].config, configs), group) for group in found]
 
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
@@ -144,15 +132,14 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
 def scores_of(settings: list[Setting]) -> list[Setting]:
     """The settings with the evaluations of their runs, in environments where every run has some;
     in others they would be compared with returns of training, in which actions are sampled."""
-    evaluated, without = [], set()
-    for setting in settings:
+    found = []
+    for env in dict.fromkeys(setting.env for setting in settings):
+        here = [setting for setting in settings if setting.env == env]
         try:
-            evaluated += columns_of([setting], (EVALUATION,))
+            found += [each for one in here for each in columns_of([one], (EVALUATION,))]
         except (UsageError, ValueError):
-            evaluated.append(setting)
-            without.add(setting.env)
-    pairs = zip(settings, evaluated, strict=True)
-    return [setting if setting.env in without else found for setting, found in pairs]
+            found += here
+    return found
 
 
 def _with_column(run: Run, column: str) -> Run:
@@ -171,7 +158,9 @@ def _with_column(run: Run, column: str) -> Run:
     there = np.isfinite(values) & (iterations < len(run.values))
     if not there.any():
         raise UsageError(f"--columns: {path}: the column {name} has no values; draw another")
-    return run.with_values(values[there], iterations[there])
+    at = iterations[there]
+    steps, seconds = run.env_steps[at], run.seconds[at]
+    return replace(run, values=values[there], env_steps=steps, seconds=seconds)
 
 
 def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
@@ -194,13 +183,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
     """Moving average of each value and those before it, over a tenth of the values at most."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - smoothing_window(len(values)), 0)
+    start = np.maximum(stop - max(1, len(values) // 10), 0)
     return (sums[stop] - sums[start]) / (stop - start)
-
-
-def smoothing_window(iterations: int) -> int:
-    """The number of values that `smooth` averages."""
-    return max(1, iterations // 10)
 
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:
@@ -225,14 +209,10 @@ def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
         if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
     ]
     differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
-    # The path says enough.
-    for path, digest in (("from_", "from_digest"), ("demonstrations", "demonstrations_digest")):
-        if path in differing:
-            differing.remove(digest)
     words = [config.algorithm_name]
     for name in differing:
-        # What is not there needs no words: the others have them.
-        if (value := mine[name]) not in (None, ()):
+        # What is not there needs no words: the others have them; and a path says enough.
+        if (value := mine[name]) not in (None, ()) and not name.endswith("_digest"):
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"{name.rstrip('_').replace('_', ' ')} {shown}")
     return ", ".join(words)
@@ -247,37 +227,23 @@ def compare(settings: list[Setting]) -> str:
     rows = []
     for setting in settings:
         scores = np.array([smooth(run.values)[-1] for run in setting.runs])
-        interval = "-"
-        if len(scores) > 1:
-            low, high = mean_interval(scores)
-            interval = f"{low:,.1f} to {high:,.1f}"
+        mean, interval = float(scores.mean()), "-"
+        if (freedom := len(scores) - 1) > 0:
+            # Student 1908, "The Probable Error of a Mean": of two or three seeds a bootstrap's
+            # interval would be far too narrow.
+            reach = student_quantile(freedom) * scores.std(ddof=1) / math.sqrt(len(scores))
+            interval = f"{mean - reach:,.1f} to {mean + reach:,.1f}"
         of = "training" if setting.column == "reward_mean" else setting.column
-        mean = float(scores.mean())
         rows.append((setting.env, setting.name, of, len(scores), mean, interval))
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
 
 
-def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """Student's 95 % interval of the mean of a few values, float64 [N] with N at least 2 (Student
-    1908, "The Probable Error of a Mean"): of two or three seeds a bootstrap's would be far too
-    narrow."""
-    count, mean = len(values), float(values.mean())
-    reach = student_quantile(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
-    return mean - reach, mean + reach
-
-
 def student_quantile(freedom: int) -> float:
     """The t below which Student's distribution has 97.5 %: from a table, or for more degrees of
-    freedom by Fisher's expansion, right to four digits (Abramowitz and Stegun 1964, 26.7.5)."""
+    freedom by Fisher's expansion (Abramowitz and Stegun 1964, 26.7.5)."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    return 1.95996 + 2.37227 / freedom + 2.82250 / freedom**2 + 2.55585 / freedom**3
 
 
 # How far runs are

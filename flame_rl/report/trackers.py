@@ -1,13 +1,12 @@
-"""Report a run to Weights & Biases, MLflow or Trackio; and the numbers and settings that they and
-TensorBoard get. Where trackers send a run is up to their own variables, such as WANDB_MODE and
-MLFLOW_TRACKING_URI.
-"""
+"""Report a run to TensorBoard, Weights & Biases, MLflow or Trackio. Where trackers send a run is up
+to their own variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flame_rl.run.folder import STARTS_NAME
@@ -19,7 +18,7 @@ PROJECT = "flame-rl"
 Settings = dict[str, str | float | bool]
 
 
-def scalars_of(result: IterationResult) -> dict[str, float]:
+def _scalars_of(result: IterationResult) -> dict[str, float]:
     """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
     timing = result.timing
     rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
@@ -39,7 +38,7 @@ def scalars_of(result: IterationResult) -> dict[str, float]:
     }
 
 
-def settings_of(config: TrainConfig) -> Settings:
+def _settings_of(config: TrainConfig) -> Settings:
     """The settings that decide the result, by name; of a list its words, of None the word none."""
     sections = config.to_data()
     values = sections["experiment"] | sections["algorithm"]
@@ -66,15 +65,15 @@ class TrackReporter:
     """Logs every iteration. The tracker is asked for at the first one, so that one that fails is
     left out as any reporter is."""
 
-    def __init__(self, folder: Path, config: TrainConfig) -> None:
-        """The run folder, whose name is the run's; `config.output.track` is the tracker's name."""
-        self._folder, self._config = folder, config
+    def __init__(self, folder: Path, config: TrainConfig, tracker: str) -> None:
+        """The run folder, whose name is the run's, and the tracker's name, or tensorboard."""
+        self._start = partial(_start, folder, config, tracker)
         self._run: TrackedRun | None = None
 
     def report(self, result: IterationResult) -> None:
         if self._run is None:
-            self._run = _start(self._folder, self._config)
-        self._run.log(scalars_of(result), result.env_steps)
+            self._run = self._start()
+        self._run.log(_scalars_of(result), result.env_steps)
 
     def close(self) -> None:
         if self._run is not None:
@@ -84,19 +83,43 @@ class TrackReporter:
 def send_film(folder: Path, config: TrainConfig, film: Path) -> None:
     """Add the file of a film to the run at its tracker; see `TrackReporter`. Raises whatever the
     tracker does."""
-    run = _start(folder, config)
+    run = _start(folder, config, config.output.track)
     try:
         run.film(film)
     finally:
         run.close()
 
 
-def _start(folder: Path, config: TrainConfig) -> TrackedRun:
-    start = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+def _start(folder: Path, config: TrainConfig, tracker: str) -> TrackedRun:
+    starts = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio, "tensorboard": _tensorboard}
     # The same for a run whenever it goes on, wherever its folder is moved: of its first start.
     first = (folder / STARTS_NAME).read_bytes().partition(b"\n")[0]
     identity = hashlib.sha256(first).hexdigest()[:16]
-    return start[config.output.track](folder, identity, settings_of(config))
+    return starts[tracker](folder, identity, _settings_of(config))
+
+
+def _tensorboard(folder: Path, identity: str, settings: Settings) -> TrackedRun:
+    """Files of events in the run folder. The first step of one replaces what earlier ones have from
+    there on: a run that goes on from an earlier checkpoint computes it again."""
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    writers: list[SummaryWriter] = []
+
+    def log(numbers: dict[str, float], steps: int) -> None:
+        if not writers:
+            writers.append(SummaryWriter(folder / "tensorboard", purge_step=steps))
+            for summary in hparams(settings, {}):
+                writers[0].file_writer.add_summary(summary)
+        for name, value in numbers.items():
+            writers[0].add_scalar(name, value, steps)
+        writers[0].flush()
+
+    def close() -> None:
+        for writer in writers:
+            writer.close()
+
+    return TrackedRun(log=log, film=lambda path: None, close=close)
 
 
 def _wandb(folder: Path, identity: str, settings: Settings) -> TrackedRun:
@@ -117,29 +140,20 @@ def _wandb(folder: Path, identity: str, settings: Settings) -> TrackedRun:
 
 def _mlflow(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of MLflow, found again by a tag."""
-    from mlflow import MlflowClient
+    import mlflow
 
-    client = MlflowClient()
-    experiment = client.get_experiment_by_name(PROJECT)
-    number = experiment.experiment_id if experiment else client.create_experiment(PROJECT)
-    found = client.search_runs([number], f"tags.flame_rl = '{identity}'", max_results=1)
-    if found:
-        run = found[0].info.run_id
-        client.set_terminated(run, "RUNNING")
+    mlflow.set_experiment(PROJECT)
+    tag = {"flame_rl": identity}
+    query = f"tags.flame_rl = '{identity}'"
+    if found := mlflow.search_runs(filter_string=query, output_format="list"):
+        mlflow.start_run(found[0].info.run_id)
     else:
-        tags = {"flame_rl": identity}
-        run = client.create_run(number, run_name=folder.name, tags=tags).info.run_id
-        for name, value in settings.items():
-            client.log_param(run, name, value)
-
-    def log(numbers: dict[str, float], steps: int) -> None:
-        for name, value in numbers.items():
-            client.log_metric(run, name, value, step=steps)
-
+        mlflow.start_run(run_name=folder.name, tags=tag)
+        mlflow.log_params(settings)
     return TrackedRun(
-        log=log,
-        film=lambda path: client.log_artifact(run, str(path), "films"),
-        close=lambda: client.set_terminated(run),
+        log=lambda numbers, steps: mlflow.log_metrics(numbers, step=steps),
+        film=lambda path: mlflow.log_artifact(str(path), "films"),
+        close=mlflow.end_run,
     )
 
 

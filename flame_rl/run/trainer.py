@@ -38,8 +38,7 @@ from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
 from flame_rl.run.transfer import begin_from, load_state, what_differs
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.execution import Output
+from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically

@@ -12,15 +12,12 @@ from typing import Annotated, ClassVar, Literal
 
 from flame_rl.settings.checks import (
     PAIR,
-    RARE,
-    Among,
     Count,
     CountOrZero,
     Fraction,
     NonNegative,
     Number,
     Positive,
-    Span,
     check_fields,
     matching,
     refuse,
@@ -31,30 +28,20 @@ from flame_rl.system.errors import UsageError
 # The losses that every network with shared layers has.
 OWN = ("policy", "value")
 
-# Settings that several classes have, with the range in which they are searched.
-LearningRate = Annotated[Positive, Span(1e-5, 1e-2, log=True)]
-EntropyCoefficient = Annotated[NonNegative, Among("0.0", "0.001", "0.003", "0.01", "0.03")]
-LogStd = Annotated[float, within(-20, 5, "from -20 to 5")]
+LogStd = Annotated[float, within(-20, 5)]
 # A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, within(1e-6, 7, "from 0.000001 to 7")]
-Minibatches = Annotated[Count, Among("4", "8", "16", "32", "64")]
-MaxKL = Annotated[Positive, Span(0.01, 0.5, log=True)]
-Lambda = Annotated[Fraction, Among("0.8", "0.9", "0.95", "0.98", "1.0")]
+SquashedStd = Annotated[float, within(1e-6, 7)]
+UpdatesPerStep = Annotated[float, within(0.001, 1000)]
 Auxiliary = Annotated[str, matching(PAIR, "a module and a class, as in prediction:NextObservation")]
-ValueEpochs = Annotated[Count, Span(1, 10, log=True)]
-BatchSize = Annotated[Count, Among("32", "64", "128", "256", "512")]
-UpdatesPerStep = Annotated[
-    float, within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
-]
-Tau = Annotated[Fraction, Span(0.001, 0.1, log=True)]
-NStep = Annotated[Count, Span(1, 5)]
-EpsilonEnd = Annotated[Fraction, Span(0.01, 0.2, log=True)]
-Noise = Annotated[NonNegative, Span(0.05, 0.5)]
+
+# The settings of each algorithm, by its name.
+ALGORITHMS: dict[str, type[AlgorithmSettings]] = {}
 
 
 @dataclass(frozen=True)
 class AlgorithmSettings:
-    """What every algorithm's settings have. Each field is a flag.
+    """What every algorithm's settings have. Each field is a flag; a class with a `name` is an
+    algorithm, and `flame_rl.learner.make` says what it does.
 
     Attributes:
         name: the algorithm's name on the command line.
@@ -68,11 +55,15 @@ class AlgorithmSettings:
     overlap: ClassVar[bool] = False
     shared_torso: ClassVar[bool] = False
 
-    learning_rate: LearningRate = 1e-3
-    """Step size of Adam."""
+    learning_rate: Positive = 1e-3
+    """Step size of Adam; of the policy's, where values learn with a step size of their own."""
 
     learning_rate_decay: bool = False
     """Let step sizes fall linearly to 0 at the end of the run: the last of N iterations has 1/N."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            ALGORITHMS[cls.name] = cls
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -98,13 +89,12 @@ class Cloning:
 class PolicyGradient:
     """A stochastic policy that follows the policy gradient, and a network of state values."""
 
-    learning_rate: LearningRate = 7e-4
-    """Step size of the policy's Adam."""
+    learning_rate: Positive = 7e-4
 
-    value_learning_rate: LearningRate = 1e-3
-    """Step size of the value network's Adam."""
+    value_learning_rate: Positive = 1e-3
+    """Step size of the Adam of the value network, or of the critics."""
 
-    entropy_coefficient: EntropyCoefficient = 0.0
+    entropy_coefficient: NonNegative = 0.0
     """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""
 
     max_grad_norm: Positive = 0.5
@@ -113,7 +103,7 @@ class PolicyGradient:
     normalize_observations: bool = True
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 
-    initial_log_std: Annotated[LogStd, Span(-2.0, 0.0)] = -0.5
+    initial_log_std: LogStd = -0.5
     """Logarithm of the initial standard deviation of continuous actions."""
 
 
@@ -123,12 +113,11 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     learning_rate_decay: bool = True
 
-    minibatches: Minibatches = 32
+    minibatches: Count = 32
     """Minibatches in each epoch, fewer where they would have fewer than 64 steps; 1: no others."""
 
-    max_kl: MaxKL = 0.05
-    """Greatest KL divergence in nats between the policies before and after an update, which ends
-    there."""
+    max_kl: Positive = 0.05
+    """Greatest KL divergence in nats between policies before and after an update; it ends there."""
 
     shared_torso: bool = False
     """Let policy and values share all layers but the outputs, and learn at --learning-rate."""
@@ -150,18 +139,12 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = [*OWN, *map(loss_name, self.auxiliary)]
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"--auxiliary: two losses have the name {name}; rename a class")
+        if len(set(names)) < len(names):
+            raise UsageError(f"--auxiliary: two losses have the name {names[-1]}; rename a class")
         if self.auxiliary and not self.shared_torso:
-            raise UsageError(
-                "--auxiliary: these are losses of the shared layers; add --shared-torso True"
-            )
+            raise UsageError("--auxiliary: losses of the shared layers; add --shared-torso True")
         if len(self.auxiliary_weights) != len(self.auxiliary):
-            raise UsageError(
-                f"--auxiliary-weights: {len(self.auxiliary_weights)} weights for "
-                f"{len(self.auxiliary)} losses; give one for each of --auxiliary"
-            )
+            refuse("auxiliary_weights", "one for each of --auxiliary", self.auxiliary_weights)
 
 
 def loss_name(function: str) -> str:
@@ -176,7 +159,7 @@ class GeneralizedAdvantages(OnPolicy):
     """Generalised advantage estimation (Schulman et al. 2016), corrected by V-trace where another
     policy has played."""
 
-    gae_lambda: Lambda = 0.95
+    gae_lambda: Fraction = 0.95
     """Lambda of generalised advantages, from 0 (one step and a value) to 1 (the whole episode)."""
 
     overlap: bool = False
@@ -190,14 +173,14 @@ class Replay(AlgorithmSettings):
     capacity: Count = 100_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""
 
-    with_replay: Annotated[bool, RARE] = False
+    with_replay: bool = False
     """With --from, take its replayed experience along; it counts for warm-up and epsilon."""
 
     warm_up_steps: CountOrZero = 1_000
     """Env steps before the first gradient step."""
 
-    batch_size: BatchSize = 128
-    """Steps drawn for each gradient step."""
+    batch_size: Count = 128
+    """Steps, or sequences of steps, drawn for each gradient step."""
 
     updates_per_step: UpdatesPerStep = 0.5
     """Gradient steps for each env step after the warm-up."""
@@ -210,8 +193,7 @@ class Replay(AlgorithmSettings):
 class Sequences(Replay):
     """Replay of sequences of steps."""
 
-    batch_size: BatchSize = 32
-    """Sequences drawn for each gradient step."""
+    batch_size: Count = 32
 
     sequence_length: Count = 20
     """Steps of a sequence that are learned from."""
@@ -251,45 +233,37 @@ class EpsilonGreedy:
     epsilon_start: Fraction = 1.0
     """Probability of a random action at the beginning of the run."""
 
-    epsilon_end: EpsilonEnd = 0.05
+    epsilon_end: Fraction = 0.05
     """Probability of a random action after `epsilon_steps`."""
 
-    epsilon_steps: Annotated[CountOrZero, Span(1_000, 50_000, log=True)] = 10_000
+    epsilon_steps: CountOrZero = 10_000
     """Env steps in which epsilon falls linearly from its start to its end."""
 
-    tau: Tau = 0.005
-    """Share by which the target network moves towards the trained one each time; 1 copies it."""
+    tau: Fraction = 0.005
+    """Share by which a target network moves towards the trained one each time; 1 copies it."""
 
     max_grad_norm: Positive = 10.0
-    """Greatest norm of a gradient; longer ones are scaled down to it."""
 
 
 @dataclass(frozen=True)
 class Critics(Hindsight, Replay):
     """Critics of continuous actions, with target networks, and the policy that they teach."""
 
-    learning_rate: LearningRate = 3e-4
-    """Step size of the policy's Adam."""
-
-    value_learning_rate: LearningRate = 3e-4
-    """Step size of the critics' Adam."""
-
+    learning_rate: Positive = 3e-4
+    value_learning_rate: Positive = 3e-4
     capacity: Count = 1_000_000
     warm_up_steps: CountOrZero = 5_000
-    batch_size: BatchSize = 256
+    batch_size: Count = 256
     updates_per_step: UpdatesPerStep = 1.0
 
-    tau: Tau = 0.005
-    """Share by which the target networks move towards the trained ones in each gradient step."""
-
-    n_step: NStep = 1
+    tau: Fraction = 0.005
+    n_step: Count = 1
     """Rewards in a target before the bootstrapped value (n-step returns)."""
 
     reward_scale: Positive = 1.0
     """Factor of the rewards that the critics learn from; printed returns are not scaled."""
 
     normalize_observations: bool = False
-    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 
     layer_norm: bool = False
     """Normalise the layers of the critics (Ball et al. 2023): steps take a third longer."""
@@ -299,11 +273,8 @@ class Critics(Hindsight, Replay):
 class ActionNoise(Critics):
     """A deterministic policy, which explores by noise."""
 
-    warm_up_steps: CountOrZero = 5_000
-    """Env steps before the first gradient step; until then the noise has standard deviation 1."""
-
-    noise: Noise = 0.1
-    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""
+    noise: NonNegative = 0.1
+    """Standard deviation of the noise added to actions (bounds -1 and 1); 1 during the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -314,12 +285,12 @@ class ReinforceSettings(OnPolicy):
 
     # Without PPO's ratio, a policy that moves far in one epoch collapses; this limit stops few
     # good updates.
-    max_kl: MaxKL = 0.1
+    max_kl: Positive = 0.1
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
     """Baseline of returns: none, the other episodes' mean at the same step, or a value network."""
 
-    value_epochs: ValueEpochs = 5
+    value_epochs: Count = 5
     """Epochs of the value network over each batch; the policy makes one."""
 
     @property
@@ -342,8 +313,7 @@ class A2CSettings(GeneralizedAdvantages):
 
     name = "a2c"
 
-    value_epochs: ValueEpochs = 5
-    """Epochs of the value network over each batch; the policy makes one."""
+    value_epochs: Count = 5
 
 
 @dataclass(frozen=True)
@@ -355,13 +325,13 @@ class PPOSettings(GeneralizedAdvantages):
     # In an unknown environment runs are short, and smaller steps cost more than they gain.
     learning_rate_decay: bool = False
 
-    minibatches: Minibatches = 16
-    max_kl: MaxKL = 0.1
+    minibatches: Count = 16
+    max_kl: Positive = 0.1
 
-    epochs: Annotated[Count, Span(1, 20, log=True)] = 10
+    epochs: Count = 10
     """Epochs over each batch."""
 
-    clip_range: Annotated[Positive, Span(0.1, 0.4)] = 0.2
+    clip_range: Positive = 0.2
     """Epsilon of the clipped objective: how far from 1 the probability ratio may go."""
 
     recompute_advantages: bool = True
@@ -380,8 +350,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
     epsilon_repeat: Fraction = 0.0
     """Probability that a step explores, or not, as the step before did (Dabney et al. 2021)."""
 
-    n_step: NStep = 1
-    """Rewards in a target before the bootstrapped value (n-step returns)."""
+    n_step: Count = 1
 
     double: bool = True
     """The target network values the online network's action (van Hasselt et al. 2016)."""
@@ -409,14 +378,10 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rainbow:
-            changes = {
-                "double": True,
-                "dueling": True,
-                "prioritized": True,
-                "n_step": 3 if self.n_step == 1 else self.n_step,
-                "distribution": "c51" if self.distribution == "none" else self.distribution,
-            }
-            vars(self).update(changes)  # the dataclass is frozen
+            vars(self).update(double=True, dueling=True, prioritized=True)  # it is frozen
+            vars(self)["n_step"] = 3 if self.n_step == 1 else self.n_step
+            if self.distribution == "none":
+                vars(self)["distribution"] = "c51"
         if self.distribution == "c51" and self.atoms < 2:
             refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:
@@ -431,7 +396,7 @@ class SarsaSettings(EpsilonGreedy, Replay):
 
     # Targets of the actions that were taken need recent policies.
     capacity: Count = 10_000
-    epsilon_end: EpsilonEnd = 0.02
+    epsilon_end: Fraction = 0.02
 
     expected: bool = True
     """Bootstrap the expectation over the policy's next action, not the action that was taken."""
@@ -454,7 +419,7 @@ class R2D2Settings(EpsilonGreedy, Sequences):
     name = "r2d2"
 
     updates_per_step: UpdatesPerStep = 0.1
-    tau: Tau = 0.02
+    tau: Fraction = 0.02
 
     burn_in: CountOrZero = 20
     """Steps before a sequence that only bring the memory up to date, from an empty one."""
@@ -466,13 +431,13 @@ class ImpalaSettings(PolicyGradient, Sequences):
 
     name = "impala"
 
-    learning_rate: LearningRate = 2e-4
-    entropy_coefficient: EntropyCoefficient = 0.003
+    learning_rate: Positive = 2e-4
+    entropy_coefficient: NonNegative = 0.003
     updates_per_step: UpdatesPerStep = 0.05
     # V-trace gives little weight to what the policy would no longer do.
     capacity: Count = 20_000
 
-    trace_lambda: Lambda = 0.95
+    trace_lambda: Fraction = 0.95
     """Lambda of V-trace, from 0 (one step and a value) to 1 (the whole sequence)."""
 
 
@@ -498,7 +463,7 @@ class TD3Settings(ActionNoise):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the policy and the target networks."""
 
-    target_noise: Noise = 0.2
+    target_noise: NonNegative = 0.2
     """Standard deviation of the noise that smooths the target policy."""
 
     target_noise_clip: NonNegative = 0.5
@@ -517,7 +482,7 @@ class SACSettings(Critics):
     target_entropy: Number = -1.0
     """Entropy in nats, for each action dimension, at which the temperature keeps the policy."""
 
-    initial_temperature: Annotated[Positive, Span(0.05, 1.0, log=True)] = 1.0
+    initial_temperature: Positive = 1.0
     """The first weight of the entropy."""
 
     initial_std: SquashedStd = 1.0
@@ -531,44 +496,16 @@ class BCSettings(Cloning, AlgorithmSettings):
     name = "bc"
 
     learning_rate_decay: bool = True
-
     clone_epochs: Count = 10
-
     max_grad_norm: Positive = 1.0
-    """Greatest norm of a gradient; longer ones are scaled down to it."""
-
     normalize_observations: bool = True
-    """Normalise observations to mean 0 and standard deviation 1, over the demonstrations."""
 
     policy: Literal["gaussian", "squashed", "deterministic"] = "gaussian"
     """Policy of real-valued actions: Gaussian, squashed by tanh as in sac, or deterministic as in
     ddpg and td3."""
 
     initial_log_std: LogStd = -0.5
-    """Logarithm of the initial standard deviation of a Gaussian's actions."""
-
     initial_std: SquashedStd = 1.0
-    """About the initial standard deviation of a squashed Gaussian's actions, before tanh."""
-
-
-# `flame_rl.learner.make` has a table of the same names, of what each algorithm does.
-ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
-    kind.name: kind
-    for kind in (
-        ReinforceSettings,
-        A2CSettings,
-        PPOSettings,
-        DQNSettings,
-        SarsaSettings,
-        SuccessorSettings,
-        R2D2Settings,
-        ImpalaSettings,
-        DDPGSettings,
-        TD3Settings,
-        SACSettings,
-        BCSettings,
-    )
-}
 
 
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:

@@ -1,4 +1,4 @@
-"""Types and ranges of settings: checked the same from Python, the command line and config.json."""
+"""Types of settings, checked the same from Python, the command line and config.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -17,9 +17,9 @@ import msgspec
 from flame_rl.system.errors import UsageError
 
 
-def within(low: float, high: float, text: str) -> msgspec.Meta:
+def within(low: float, high: float, text: str = "") -> msgspec.Meta:
     """Marks a number with its least and its greatest value, and how an error says that."""
-    return msgspec.Meta(ge=low, le=high, description=text)
+    return msgspec.Meta(ge=low, le=high, description=text or f"from {low} to {high}")
 
 
 def matching(pattern: str, text: str) -> msgspec.Meta:
@@ -27,32 +27,12 @@ def matching(pattern: str, text: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=pattern, description=text)
 
 
-@dataclass(frozen=True)
-class Span:
-    """Marks a setting that `main.py tune` searches, from `low` to `high`: of an integer the whole
-    numbers. With `log`, by its logarithm."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
-class Among:
-    """Marks a setting that `main.py tune` searches among values, given in words of a command."""
-
-    def __init__(self, *words: str) -> None:
-        self.words = words
-
-
-# Marks a setting that few runs have: config.json lacks it where it has its default.
-RARE = object()
-
 Count = Annotated[int, within(1, 1 << 40, "at least 1, at most 2**40")]
 CountOrZero = Annotated[int, within(0, 1 << 40, "0 or more, at most 2**40")]
 Positive = Annotated[float, within(sys.float_info.min, sys.float_info.max, "above 0, and finite")]
 NonNegative = Annotated[float, within(0, sys.float_info.max, "0 or more, and finite")]
 Number = Annotated[float, within(-sys.float_info.max, sys.float_info.max, "finite")]
-Fraction = Annotated[float, within(0, 1, "from 0 to 1")]
+Fraction = Annotated[float, within(0, 1)]
 Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 # What follows the last colon, and what is before it.
 PAIR = r"(?s)^.+:[^:]+$"
@@ -67,21 +47,18 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
             object.__setattr__(settings, name, converted(name, hint, getattr(settings, name)))
 
 
-def converted(
-    name: str, hint: Any, value: Any, shown: str | None = None, *, strict: bool = True
-) -> Any:
-    """The value of a field, converted to its type `hint`: a list becomes a tuple, a text a path, an
-    integer a float, NumPy's numbers Python's, and unless `strict` a text a number. Raises
-    UsageError, which says that `shown`, or the value, was given for `name`."""
+def converted(name: str, hint: Any, value: Any) -> Any:
+    """The value of a field, converted to its type `hint`: a list becomes a tuple, a text a path or
+    a number, NumPy's numbers Python's. Raises UsageError, which names the field."""
     plain = list(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
     try:
-        return msgspec.convert(plain, hint, strict=strict, dec_hook=_path)
+        return msgspec.convert(plain, hint, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         # Errors of a range say >= or <=; one that no float can hold is no number.
-        ranges = [mark for mark in marks_of(hint) if isinstance(mark, msgspec.Meta)]
+        ranges = [mark for mark in _marks_of(hint) if isinstance(mark, msgspec.Meta)]
         outside = ranges and re.search("=|matching", str(error))
-        expected = ranges[0].description if outside else in_words(hint)
-        refuse(name, expected, value if shown is None else shown)
+        shown = " ".join(map(str, plain)) if isinstance(plain, list) else plain
+        refuse(name, ranges[0].description if outside else _in_words(hint), shown)
 
 
 def _plain(value: Any) -> Any:
@@ -108,9 +85,9 @@ def names_of(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def marks_of(hint: Any) -> list[Any]:
+def _marks_of(hint: Any) -> list[Any]:
     """What a type is annotated with, and the types within it."""
-    inner = [mark for each in get_args(hint) for mark in marks_of(each)]
+    inner = [mark for each in get_args(hint) for mark in _marks_of(each)]
     return [*getattr(hint, "__metadata__", ()), *inner]
 
 
@@ -118,7 +95,7 @@ def bare(hint: Any) -> Any:
     """A type without its marks, and without None."""
     if get_origin(hint) is Annotated:
         return bare(get_args(hint)[0])
-    if NoneType in get_args(hint):
+    if may_be_none(hint):
         (other,) = (each for each in get_args(hint) if each is not NoneType)
         return bare(other)
     return hint
@@ -126,26 +103,25 @@ def bare(hint: Any) -> Any:
 
 def may_be_none(hint: Any) -> bool:
     """Whether None is a value of the type."""
-    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return NoneType in get_args(plain)
+    return NoneType in get_args(hint)
 
 
-def in_words(hint: Any) -> str:
+def _in_words(hint: Any) -> str:
     """The values that a type allows, in words."""
     kind, inner = bare(hint), get_args(bare(hint))
+    names = {int: "an integer", float: "a number", bool: "True or False", Path: "a path"}
+    text = names.get(kind, "a text")
     if get_origin(kind) is tuple:
-        text = f"a list of {in_words(inner[0]).split()[-1]}s"
+        text = f"a list of {_in_words(inner[0]).split()[-1]}s"
     elif get_origin(kind) is Literal:
         text = ", ".join(inner)
-    else:
-        names = {int: "an integer", float: "a number", bool: "True or False", Path: "a path"}
-        text = names.get(kind, "a text")
     return f"{text} or None" if may_be_none(hint) else text
 
 
 def refuse(name: str, expected: str, value: object) -> NoReturn:
     """Raise UsageError: the flag, the values it takes, and the value it was given."""
-    raise UsageError(f"{flag(name)}: {expected}, not {value!s:.200}")
+    shown = f"{value!s:.200}" or "nothing"
+    raise UsageError(f"{flag(name)}: {expected}, not {shown}")
 
 
 def flag(name: str) -> str:

@@ -1,4 +1,5 @@
-"""All settings of a run: from Python's keywords, or from config.json.
+"""All settings of a run, from Python's keywords or from config.json; where it is computed, and what
+it writes.
 
 Imports nothing heavy, so that `--help` answers at once.
 """
@@ -8,13 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
-from flame_rl.settings.checks import RARE, flag, hints_of, marks_of, names_of, suggestion
-from flame_rl.settings.execution import Execution, Output
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Positive,
+    Seed,
+    check_fields,
+    flag,
+    names_of,
+    refuse,
+    suggestion,
+    within,
+)
 from flame_rl.settings.experiment import (
     EnvironmentSource,
     Experiment,
@@ -28,6 +40,97 @@ if TYPE_CHECKING:
     from flame_rl.wire.messages import Environment
 
 SECTIONS = ("experiment", "algorithm", "execution", "output")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where networks are computed and episodes are collected, and the limits of workers. Changes no
+    result, except that each device rounds in its own way."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where networks learn; auto: on a graphics card for pictures, memory and very large layers."""
+
+    local: bool = False
+    """Collect on this machine even where a Flame cluster is configured."""
+
+    workers: CountOrZero | None = None
+    """Local worker processes; none: one for each core; 0: collect in the learner's own process."""
+
+    executors: Count | None = None
+    """Executors of a Flame cluster; none: one for every core that it offers."""
+
+    workers_per_executor: Count = 1
+    """Processes that play inside each executor, which has as many cores."""
+
+    executor_packages: Literal["install", "image"] = "install"
+    """Executors install the learner's NumPy, Gymnasium and MuJoCo, or their image has them."""
+
+    simulator: Literal["auto", "plain", "fast"] = "auto"
+    """Gymnasium's simulator, a faster one with the same bits, or that where there is one."""
+
+    strict: bool = False
+    """Refuse, and do not only warn, if the same seed and actions give another episode."""
+
+    slots: Count | None = None
+    """Most environments side by side in a process; none: 32, or as many as a gigabyte holds."""
+
+    task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    """Seconds until a silent worker is killed and its episodes are collected again; none: ten times
+    the longest task so far, at least a minute; 600 at first."""
+
+    worker_episodes: Count = 100_000
+    """A worker process is replaced after this number of episodes."""
+
+    worker_megabytes: Count = 4096
+    """A worker process that has taken more memory than this is replaced."""
+
+    cluster_patience: Positive = 120.0
+    """Seconds without a result, or an executor at work on one, after which the run ends."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run writes and shows, and which run it resumes. It changes no result."""
+
+    output: Path | None = None
+    """Run folder; none: runs/<env>-<algorithm>-<time>."""
+
+    resume: Path | None = None
+    """Go on with the run in this folder, or from this checkpoint in one; needs no other flag."""
+
+    seeds: tuple[Seed, ...] = ()
+    """A run for each of these seeds, side by side, in --output/seed-0 and so on."""
+
+    verbose: bool = False
+    """Print more about every iteration: spread of returns, metrics, speed, seconds by phase."""
+
+    tensorboard: bool = False
+    """Write returns, metrics and timings for TensorBoard into the run folder."""
+
+    track: Literal["wandb", "mlflow", "trackio"] | None = None
+    """Report settings and every iteration to an experiment tracker."""
+
+    plot: bool = False
+    """Draw curves.png at the end, and show it where there is a display."""
+
+    checkpoint_every: Count = 10
+    """Iterations between two checkpoints; the last state is saved in any case."""
+
+    keep_checkpoints: Count = 3
+    """Number of latest checkpoints to keep, besides the best."""
+
+    reproduce: CountOrZero | None = None
+    """With --resume: collect only this episode of the next iteration, in this process."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.reproduce is not None and self.resume is None:
+            refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
+        if len(set(self.seeds)) < len(self.seeds) or (self.seeds and self.resume is not None):
+            refuse("seeds", "each once, and for new runs alone", self.seeds)
 
 
 @dataclass(frozen=True, init=False)
@@ -100,39 +203,20 @@ class TrainConfig:
 
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by section as JSON values, for config.json and checkpoints."""
-        data: dict[str, dict[str, Any]] = {}
-        for section, settings in vars(self).items():
-            kind, values = type(settings), dict(vars(settings))
-            for name, hint in hints_of(kind).items():
-                if RARE in marks_of(hint) and values[name] == getattr(kind, name):
-                    del values[name]
-            if section == "experiment":
-                values["env"] = settings.env_name
-            data[section] = msgspec.to_builtins(values, enc_hook=str)
+        sections = {name: dict(vars(settings)) for name, settings in vars(self).items()}
+        sections["experiment"]["env"] = self.experiment.env_name
+        data = msgspec.to_builtins(sections, enc_hook=str)
         data["algorithm"] = {"name": self.algorithm_name} | data["algorithm"]
         data["output"] |= {"resume": None, "reproduce": None}
         return data
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
-        """The inverse of `to_data`. A setting that an earlier version did not have is what it was
-        in that version: mostly its default. Raises UsageError if the data are no configuration."""
+        """The inverse of `to_data`; what is missing has its default. Raises UsageError if the data
+        are no configuration."""
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
-            if unknown := values.keys() - kinds.keys():
-                raise ValueError(f"{', '.join(map(str, unknown))}: no section of a configuration")
-            # Where every run learned before there was a choice.
-            values["execution"].setdefault("device", "cpu")
-            # Where no run read masks before they could be read.
-            experiment = values["experiment"]
-            experiment.setdefault("action_mask", False)
-            # The version that gave episodes a limit by default has this setting, too.
-            if "first_episodes" not in experiment and experiment.get("max_episode_steps") is None:
-                experiment["max_episode_steps"] = 0
-            for section, kind in kinds.items():
-                if unknown := values[section].keys() - set(names_of(kind)):
-                    raise ValueError(f"{section}.{min(unknown)}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
@@ -157,20 +241,10 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
     # Here and not above: it imports Gymnasium.
     from flame_rl.wire.messages import Environment
 
-    experiment = config.experiment
-    return Environment(
-        env_id,
-        max_episode_steps=experiment.max_episode_steps,
-        simulator=config.execution.simulator,
-        reward_parts=experiment.reward_parts,
-        agent_number=experiment.agent_number,
-        outcomes=experiment.outcomes,
-        slots=config.execution.slots,
-        action_mask=experiment.action_mask,
-        env_kwargs=experiment.env_kwargs,
-        wrapper=experiment.wrapper,
-        observe=experiment.observe,
-    )
+    # Its other fields are settings of the same names.
+    _, *names = names_of(Environment)
+    settings = vars(config.experiment) | vars(config.execution)
+    return Environment(env_id, **{name: settings[name] for name in names})
 
 
 def refuse_two_sizes(settings: Mapping[str, Any]) -> None:

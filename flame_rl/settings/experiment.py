@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flame_rl.settings.checks import (
     PAIR,
-    RARE,
-    Among,
     Count,
     CountOrZero,
     Fraction,
@@ -41,10 +39,6 @@ Function = Annotated[str, matching(PAIR, "a module and a function, as in my_env:
 Source = Annotated[str, matching(r"\S", "a file, a run folder or a dataset")]
 Digest = Annotated[str, matching(r"^[0-9a-f]{64}$", "a SHA-256, 64 hexadecimal digits")]
 Width = Annotated[int, within(1, 1 << 40, "from 1 to 2**40")]
-Widths = Annotated[tuple[Width, ...], Among("32 32", "64 64", "128 128", "256 256")]
-Discount = Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")]
-StepsPerIteration = Annotated[Count | None, Among("512", "1024", "2048", "4096")]
-
 # Short names for --env.
 ENVIRONMENTS = {
     "cartpole": "CartPole-v1",
@@ -52,13 +46,6 @@ ENVIRONMENTS = {
     "hopper": "Hopper-v5",
     "walker2d": "Walker2d-v5",
     "ant": "Ant-v5",
-}
-
-# Arguments of `gymnasium.make` that are not the environment's, and what is there in their place.
-_NOT_KEYWORDS = {
-    "max_episode_steps": "--max-episode-steps N sets it",
-    "id": "--env names the environment",
-    "disable_env_checker": "main.py check runs Gymnasium's checker",
 }
 
 # Prefix of the name, in config.json, of an environment that a Python function makes.
@@ -82,10 +69,10 @@ class Experiment:
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
-    from_: Annotated[Path | None, RARE] = None
+    from_: Path | None = None
     """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint."""
 
-    from_digest: Annotated[str | None, RARE] = None
+    from_digest: str | None = None
     """With --from, the SHA-256 of the state that is begun with; another one is refused."""
 
     iterations: Count = 100
@@ -94,13 +81,13 @@ class Experiment:
     env_steps: Count | None = None
     """Train until N env steps are collected, in place of --iterations."""
 
-    stop_at: Annotated[Number | None, RARE] = None
+    stop_at: Number | None = None
     """End the run once the mean return of an iteration, or evaluation, reaches this."""
 
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
-    steps_per_iter: StepsPerIteration = None
+    steps_per_iter: Count | None = None
     """About so many steps in each iteration, in whole episodes, in place of --episodes-per-iter."""
 
     first_episodes: Count | None = 8
@@ -123,7 +110,7 @@ class Experiment:
     action_mask: bool = True
     """Read masks of allowed actions, in `info["action_mask"]` or beside the observations."""
 
-    gamma: Discount = 0.99
+    gamma: Fraction = 0.99
     """Discount of rewards per step. At 1, without values, a time limit counts as an end."""
 
     reward_parts: tuple[str, ...] = ()
@@ -138,13 +125,13 @@ class Experiment:
     reward: Function | None = None
     """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
 
-    hidden_sizes: Widths = (64, 64)
+    hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of every network."""
 
-    activation: Annotated[Literal["tanh", "relu", "silu"], Among("tanh", "relu")] = "tanh"
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity between the layers."""
 
-    frame_stack: Annotated[int, within(1, 1000, "from 1 to 1000")] = 1
+    frame_stack: Annotated[int, within(1, 1000)] = 1
     """Latest observations that every network sees side by side."""
 
     memory: Literal["none", "gru", "lstm"] = "none"
@@ -182,9 +169,7 @@ class Experiment:
         if self.from_digest is not None and self.from_ is None:
             refuse("from_digest", "with --from, what its digest must be", self.from_digest)
         if self.demonstrations_digest is not None and self.demonstrations is None:
-            raise UsageError(
-                "--demonstrations-digest: of what? Add --demonstrations, or leave it out"
-            )
+            refuse("demonstrations_digest", "with --demonstrations", self.demonstrations_digest)
         if self.reward is not None and self.reward_weights:
             raise UsageError("--reward-weights: --reward replaces them; leave one of the two out")
 
@@ -212,35 +197,25 @@ def keyword_texts(given: Any) -> Any:
     """The arguments of an environment's constructor as texts "name=JSON", ordered by name. They are
     given as a mapping, or as texts "name=value" with values as in JSON or Python, or else plain
     text. Anything else is returned as it is. Raises UsageError."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    elif isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
-        pairs = [_keyword(word) for word in given]
-    else:
+    if isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
+        if without := [word for word in given if "=" not in word]:
+            refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])
+        given = {name: _read(text) for name, _, text in (word.partition("=") for word in given)}
+    if not isinstance(given, Mapping):
         return given
-    texts: dict[str, str] = {}
-    for name, value in pairs:
-        if not isinstance(name, str) or not name.isidentifier():
-            refuse("env_kwargs", "name=value, each name one of Python", name)
-        if name in texts:
-            refuse("env_kwargs", "each name once", name)
-        if name in _NOT_KEYWORDS:
-            raise UsageError(f"--env-kwargs: {name}: {_NOT_KEYWORDS[name]}; leave it out")
-        try:
-            texts[name] = f"{name}={json.dumps(value)}"
-        except (TypeError, ValueError):
-            refuse("env_kwargs", f"a value of JSON for {name} (a number, a text, a list, …)", value)
-    return tuple(texts[name] for name in sorted(texts))
+    try:
+        return tuple(f"{name}={json.dumps(given[name])}" for name in sorted(given))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"--env-kwargs: values of JSON (numbers, texts, lists): {error}"
+        ) from error
 
 
-def _keyword(word: str) -> tuple[str, Any]:
-    """The name and the value of "name=value"."""
-    name, equals, text = word.partition("=")
-    if not equals:
-        refuse("env_kwargs", "name=value, such as use_contact_forces=True", word)
+def _read(text: str) -> Any:
+    """A value as it is written in JSON or Python, or else the text."""
     for read in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             value = read(text)
             json.dumps(value)
-            return name, value
-    return name, text
+            return value
+    return text

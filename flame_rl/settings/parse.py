@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
-import re
-import textwrap
 from collections.abc import Sequence
-from dataclasses import is_dataclass, make_dataclass, replace
-from itertools import pairwise
+from dataclasses import is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+import docstring_parser
 import tyro
 from tyro.constructors import (
     ConstructorRegistry,
@@ -29,14 +26,11 @@ from flame_rl.settings.checks import (
     converted,
     flag,
     hints_of,
-    in_words,
-    marks_of,
     may_be_none,
     names_of,
     suggestion,
 )
-from flame_rl.settings.config import TrainConfig, owners_of, refuse_two_sizes
-from flame_rl.settings.execution import Output
+from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 
@@ -95,7 +89,7 @@ def parse(
         raise UsageError(f"--algorithm: the run learns with {algorithm}, not {other}; leave it out")
     sections = vars(default) | ({} if extra is None else {"extra": extra()})
     what = tyro.conf.arg(name="algorithm", help="What improves the policy; its flags are below.")
-    hints: dict[str, Any] = {"name": Annotated[_CHOICE, _spec("algorithm", _CHOICE, "*"), what]}
+    hints: dict[str, Any] = {"name": Annotated[_CHOICE, _spec(_CHOICE, "*"), what]}
     for section, heading in _HEADINGS.items():
         if section in sections:
             named = tyro.conf.arg(name=heading or algorithm)
@@ -104,23 +98,18 @@ def parse(
                 kind, named, tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff
             ]
     flags = make_dataclass("Flags", hints.items())
+    fields = {name: value for each in sections.values() for name, value in vars(each).items()}
     read, unknown = _read(
         flags,
-        arguments,
+        [word for each in arguments for word in _switched_off(each, fields)],
         _TRAINING,
         prog=prog,
         description=inspect.cleandoc(description),
         default=flags(name=algorithm, **sections),
     )
+    if unknown:
+        raise _no_flag(unknown[0], ["algorithm", *fields], algorithm)
     given = {name: getattr(read, name) for name in sections}
-    fields = {flag(name): section for section in given for name in names_of(type(given[section]))}
-    for word in unknown:
-        name = _hyphens(word)
-        section = fields.get(name.replace("--no-", "--", 1))
-        field = name.removeprefix("--no-").replace("-", "_")
-        if section is None or type(getattr(given[section], field, None)) is not bool:
-            raise _no_flag(name, ["--algorithm", *fields], algorithm)
-        given[section] = replace(given[section], **{field: False})
     filled = given.pop("extra", None)
     return TrainConfig.of_sections(given), filled
 
@@ -130,7 +119,7 @@ def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> C
     description = inspect.cleandoc(kind.__doc__ or "")
     command, unknown = _read(kind, arguments, _COMMANDS, prog=prog, description=description)
     if unknown:
-        raise _no_flag(_hyphens(unknown[0]), list(map(flag, names_of(kind))))
+        raise _no_flag(unknown[0], names_of(kind))
     return command
 
 
@@ -156,18 +145,27 @@ def _read(
         raise SystemExit(0) from None
 
 
-def _no_flag(name: str, known: list[str], algorithm: str = "") -> UsageError:
+def _switched_off(word: str, fields: dict[str, Any]) -> tuple[str, ...]:
+    """The words that a word stands for: --no-overlap is --overlap False."""
+    field = _field(word)
+    if field.startswith("no_") and type(fields.get(field[3:])) is bool:
+        return flag(field[3:]), "False"
+    return (word,)
+
+
+def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
     """The error of a word that is no flag, or one of another algorithm's."""
-    if algorithm and (owners := owners_of(name.removeprefix("--").replace("-", "_"), algorithm)):
+    name, field = flag(_field(word)) if word.startswith("--") else word, _field(word)
+    if algorithm and (owners := owners_of(field, algorithm)):
         return UsageError(f"{name}: {owners}")
-    nearest = suggestion(name, known)
+    nearest = suggestion(name, map(flag, fields))
     more = f"did you mean {nearest}?" if nearest else "--help lists them all"
     return UsageError(f"{name}: there is no such flag; {more}")
 
 
-def _hyphens(word: str) -> str:
-    """The name of a flag, with hyphens, without its value."""
-    return word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
+def _field(word: str) -> str:
+    """The name of the field that a flag sets, with or without its value."""
+    return word.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
 def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
@@ -180,31 +178,30 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
         kind = info.type
         if not is_dataclass(kind) or kind.__name__ == "Flags":
             return None
-        specs, lists = [], {}
+        hints, specs, lists = hints_of(kind), [], {}
         for field in dataclasses.fields(kind):
-            name, hint = field.name, hints_of(kind)[field.name]
+            name, hint = field.name, hints[field.name]
             value = getattr(info.default, name, field.default)
             default = tyro.MISSING if value is dataclasses.MISSING else value
-            inner = get_args(bare(hint))
-            if get_origin(bare(hint)) is tuple and bare(inner[0]) is str:
+            spec = _spec(hint, nargs)
+            if get_origin(bare(hint)) is tuple and bare(get_args(bare(hint))[0]) is str:
                 # Its words are added up where the flag comes again, and take the default's place.
-                lists[name] = default
-                default = ()
-                word = Annotated[str, _spec(name, hint, nargs)]
-                typed = Annotated[tuple[word, ...], tyro.conf.UseAppendAction]
+                lists[name], default = default, ()
+                typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
             elif bare(hint) is bool and nargs == 1:
                 typed = hint
             else:
-                typed = Annotated[object, *marks_of(hint), _spec(name, hint, nargs)]
+                typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
             typed = Annotated[typed, tyro.conf.arg(name=flag(name).removeprefix("--"))]
-            text = functools.partial(_help_of, kind, name)
-            specs.append(StructFieldSpec(name, typed, default, text))
+            specs.append(StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
         def make(**values: Any) -> Any:
             for name, default in lists.items():
-                given = tuple(word for words in values[name] for word in words)
-                values[name] = given or default
-            return kind(**values)
+                values[name] = [word for words in values[name] for word in words] or default
+            given = {
+                n: v if v is _NOT_GIVEN else converted(n, hints[n], v) for n, v in values.items()
+            }
+            return kind(**given)
 
         make.__doc__ = kind.__doc__
         return StructConstructorSpec(make, tuple(specs))
@@ -212,8 +209,8 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
     return registry
 
 
-def _spec(name: str, hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
-    """How the words after a flag become a field's value, and how --help shows it."""
+def _spec(hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
+    """How the words after a flag become what `converted` takes, and how --help shows the flag."""
     kind = bare(hint)
     several = get_origin(kind) is tuple
     one = bare(get_args(kind)[0]) if several else kind
@@ -222,7 +219,7 @@ def _spec(name: str, hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorS
     return PrimitiveConstructorSpec(
         nargs="*" if several else nargs,
         metavar=f"{metavar} ..." if several else metavar,
-        instance_from_str=functools.partial(_value, name, hint),
+        instance_from_str=functools.partial(_value, hint),
         is_instance=lambda value: True,
         str_from_instance=lambda value: (
             ["none"] if value in (None, ()) else list(map(str, value if several else [value]))
@@ -230,57 +227,33 @@ def _spec(name: str, hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorS
     )
 
 
-def _value(name: str, hint: Any, words: list[str]) -> Any:
-    """The value of a field, of the words after its flag: 1e6 is an integer, and 64,64 a list.
-    Raises UsageError."""
-    kind, shown = bare(hint), " ".join(words)
+def _value(hint: Any, words: list[str]) -> Any:
+    """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
+    "name=value" belong to the value."""
+    kind, text = bare(hint), " ".join(words)
     if kind is bool and not words:
         return True
-    if shown.lower() == "none" and may_be_none(hint):
+    if text.lower() == "none" and may_be_none(hint):
         return None
     if get_origin(kind) is tuple:
-        value = [part for word in words for part in _parts(word) if part]
-        if bare(get_args(kind)[0]) in (int, float):
-            value = [part.replace("_", "") for part in value]
-        return converted(name, hint, value, shown, strict=False)
-    if not shown:
-        raise UsageError(f"{flag(name)}: a value is missing: {in_words(hint)}")
+        parts = [part for word in words for part in ([word] if "=" in word else word.split(","))]
+        numbers = bare(get_args(kind)[0]) in (int, float)
+        return [part.replace("_", "") if numbers else part for part in parts if part]
     if get_origin(kind) is Literal:
-        shown = {choice.lower(): choice for choice in get_args(kind)}.get(shown.lower(), shown)
-    value = shown.replace("_", "") if kind in (int, float) else shown
-    return converted(name, hint, value, shown, strict=False)
-
-
-def _parts(word: str) -> list[str]:
-    """The word cut at its commas, but not within brackets and quotation marks, as JSON has them."""
-    parts: list[str] = []
-    for piece in word.split(","):
-        rest = re.sub(r'"(\\.|[^"\\])*"|' + r"'(\\.|[^'\\])*'", "", parts[-1]) if parts else ""
-        opened = sum(map(rest.count, "[{(")) - sum(map(rest.count, "]})"))
-        if opened or '"' in rest or "'" in rest:
-            parts[-1] += f",{piece}"
-        else:
-            parts.append(piece)
-    return parts
-
-
-def _help_of(kind: type, name: str) -> str | None:
-    """The text below a field of a dataclass, or of the class that it has the field from."""
-    for each in kind.__mro__:
-        for field, text in pairwise(_statements(each)):
-            found = isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == name
-            if found and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                return " ".join(str(text.value.value).split())
-    return None
+        return {choice.lower(): choice for choice in get_args(kind)}.get(text.lower(), text)
+    return text.replace("_", "") if kind in (int, float) else text
 
 
 @functools.cache
-def _statements(kind: type) -> list[ast.stmt]:
-    """Those in the body of a class."""
-    if not is_dataclass(kind):
-        return []
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    return definition.body
+def _helps(kind: type) -> dict[str, str]:
+    """The text below each field of a dataclass, or of another one that has the field, too."""
+    kinds = dict.fromkeys(each for other in ALGORITHMS.values() for each in other.__mro__)
+    texts: dict[str, str] = {}
+    for each in (*reversed(kinds), *reversed(kind.__mro__)):
+        if is_dataclass(each):
+            found = docstring_parser.parse_from_object(each).params
+            texts |= {p.arg_name: " ".join(p.description.split()) for p in found if p.description}
+    return texts
 
 
 _TRAINING, _COMMANDS = _registry("*"), _registry(1)

@@ -25,7 +25,7 @@ from gymnasium.utils.env_checker import check_env
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.simulators.choose import plain_simulator
-from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
+from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
     SEED,
@@ -166,19 +166,17 @@ def random_play(
 
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
-        finished, truncated, returns, lengths: of the episodes, of each agent, that ended.
+        truncated, returns, lengths: of the episodes, of each agent, that ended.
         longest: env steps of the longest episode, finished or not.
-        rewards, paid: of all steps, and the share of those whose reward is not 0.
+        rewards: of all steps.
         allowed: the mean share of choices that the masks allow; 1 without masks.
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
-        numbers, constant: how many numbers an observation has, and how many never changed.
-        grown_bytes: by how much the process has grown since the first episode's end.
     """
     agents, generator = simulator.agents, np.random.default_rng(SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
-    steps, longest, stepping, resetting, first_bytes = 0, 0, 0.0, 0.0, None
+    steps, longest, stepping, resetting = 0, 0, 0.0, 0.0
 
     def look(when: str, running: np.ndarray) -> None:
         observations = simulator.observations[running]
@@ -214,24 +212,17 @@ def random_play(
             lengths += [length] * int(ended.sum())
             running = running[~ended]
         episodes, steps, longest = episodes + 1, steps + length, max(longest, length)
-        first_bytes = own_bytes() if first_bytes is None else first_bytes
-    paid = np.concatenate(rewards)
     return {
         "reset_seconds": resetting / episodes,
         "steps_per_second": steps / max(stepping, 1e-9),
-        "finished": len(returns),
         "truncated": sum(cut),
         "returns": _spread(returns),
         "lengths": _spread(lengths),
         "longest": longest,
-        "rewards": _spread(paid),
-        "paid": float((paid != 0).mean()),
+        "rewards": _spread(np.concatenate(rewards)),
         "allowed": float(np.mean(allowed)) if allowed else 1.0,
         "observed": [float(least.min()), float(most.max())],
         "far": _far(spec, np.maximum(np.abs(least), np.abs(most))),
-        "numbers": spec.observation_dim,
-        "constant": int((least == most).sum()),
-        "grown_bytes": own_bytes() - first_bytes,
     }
 
 

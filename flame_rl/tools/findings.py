@@ -13,8 +13,8 @@ from flame_rl.tools.checking import FAR, Examined
 
 # A reset that takes longer than so many steps, and steps a second below which it is slow.
 _SLOW_RESET_STEPS, _SLOW = 100, 100
-# Memory of a process's environments, and of a leak, that is worth a word.
-_MUCH_MEMORY, _LEAK = 1e9, 50e6
+# Memory of a process's environments that is worth a word.
+_MUCH_MEMORY = 1e9
 _MOST_OF_CHECKER = 4
 # What Gymnasium's checker recommends that this package does: it scales actions, and takes any
 # bounds of observations.
@@ -54,7 +54,7 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
             longest = played["longest"]
             if longest != limit and played["truncated"]:
                 text = f"the environment's own code cuts episodes, here by step {longest:,}"
-            elif longest != limit and played["finished"]:
+            elif longest != limit and played["returns"]:
                 text += f"; here episodes ended by step {longest:,}"
             else:
                 text += f", and none ended within {longest:,} steps"
@@ -82,12 +82,12 @@ def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
         by_flag = ", ".join(n for n in able if not kinds[n]().normalize_observations)
         yield (
             "observations",
-            f"{len(played['far'])} of {played['numbers']} numbers go beyond {FAR:.0f}, {name} up "
+            f"{len(played['far'])} of the numbers go beyond {FAR:.0f}, {name} up "
             f"to {value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
             "--normalize-observations True; for others scale them in a --wrapper of your own",
         )
     largest = max(abs(rewards["least"]), abs(rewards["most"]))
-    if not played["paid"]:
+    if not largest:
         yield (
             "rewards",
             f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
@@ -117,7 +117,7 @@ def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
 
 def _of_objects(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Topics and sentences about the time and the memory that objects take."""
-    making, played = examined.making_seconds, examined.played
+    making = examined.making_seconds
     if making is not None and making > 1:
         text = f"making an object takes {making:.1f} s: a process begins with one, and makes more"
         yield "speed", f"{text} as the run goes on (--slots)"
@@ -127,7 +127,3 @@ def _of_objects(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, 
         noun = "environment takes" if slots == 1 else f"environments of {each / 1e6:,.0f} MB take"
         text = f"{slots} {noun} {each * slots / 1e9:.1f} GB in each worker: fewer --slots or"
         yield "memory", f"{text} --workers take less"
-    if played is not None and played["grown_bytes"] > _LEAK:
-        grown, steps = played["grown_bytes"] / 1e6, played["rewards"]["count"]
-        text = f"the process grew by {grown:,.0f} MB in {steps:,} steps: --worker-megabytes"
-        yield "memory", f"{text} replaces a worker that has grown"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from flame_rl.run.folder import CONFIG_NAME
-from flame_rl.settings.checks import Count, CountOrZero, Span, check_fields, flag
+from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse
-from flame_rl.settings.ranges import Range, Value, ranges_of, value_of, words_of
+from flame_rl.settings.ranges import Range, Span, Value, ranges_of, value_of
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, write_atomically
 from flame_rl.tools.side_runs import SideRun, share_of, without
@@ -149,7 +149,7 @@ class Search:
         words = list(self.words)
         for name, value in self.settings_of(trial).items():
             if value != value_of(self.plain, name):
-                words += words_of(name, value)
+                words += [flag(name), *str(value).split()]
         if not final:
             return words
         # Runs of the final are all as long.

@@ -7,13 +7,12 @@ the same number of them side by side therefore give the same study, however long
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,11 +22,12 @@ from optuna import distributions, importance, pruners
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 
+from flame_rl.report.figures import choose_output, save_and_show
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.settings.checks import Span
-from flame_rl.settings.ranges import value_of
+from flame_rl.settings.ranges import Span, value_of
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
@@ -47,8 +47,6 @@ _PRUNERS = {
 _POLL_SECONDS = 0.2
 # Trials that fail from the first on, after which the study does not go on.
 _MOST_FAILURES = 3
-# Exit codes of a process that a signal ended, which is no doing of its trial; how often it starts.
-_KILLED, _MOST_STARTS = (*range(-64, 0), 129, 130, 143), 3
 # The exit code of a mistake in the command.
 _MISTAKE = 2
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -148,15 +146,13 @@ def _play(
 ) -> Iterator[Literal["waits", "looked at"]]:
     """Play a trial on from the rungs that are reported, and save its run whatever ends it. Yields
     "looked at" after each rung but the last, and "waits" until it comes to one."""
-    run, starts, rung = search.trial_run(trial), 0, min(reported, RUNGS - 1) + 1
+    run, rung = search.trial_run(trial), min(reported, RUNGS - 1) + 1
     try:
         while rung <= RUNGS:
             code = None if run.process is None else run.process.poll()
             value = None
-            if run.process is None or (code in _KILLED and starts < _MOST_STARTS):
-                again = search.trial_run(trial)
-                if again.start():
-                    run, starts = again, starts + 1
+            if run.process is None:
+                run.start()
             elif code:
                 _fail(study, trial, run)
                 break
@@ -251,27 +247,30 @@ def best_of(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(done, key=lambda trial: trial.value, reverse=True)
 
 
-def importances(trials: Sequence[FrozenTrial]) -> Mapping[str, float]:
-    """How much each setting has to do with being in the better half of the trials, as shares of 1,
-    the greatest first (PED-ANOVA, Watanabe et al. 2023). A trial that was pruned counts by its last
-    value. Empty where there are too few trials, or all are equal."""
+def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
+    """Draw by Optuna the scores of the trials, best.png, and importance.png: how much each setting
+    has to do with being in the better half (PED-ANOVA, Watanabe et al. 2023), where a trial that
+    was pruned counts by its last value. The second needs scores that differ."""
+    choose_output()
+    study, judged = (optuna.create_study(direction="maximize") for _ in range(2))
     scored = [each for each in trials if each.value is not None]
-    if len({each.value for each in scored}) < 2:
-        return {}
-    study = optuna.create_study(direction="maximize")
+    study.add_trials(scored)
     for each in scored:
         own = {"params": each.params, "distributions": each.distributions}
-        study.add_trial(create_trial(value=each.value, **own))
-    evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
-    found = importance.get_param_importances(study, evaluator=evaluator)
-    return {name: share for name, share in found.items() if math.isfinite(share)}
+        judged.add_trial(create_trial(value=each.value, **own))
+    drawn = [save_and_show(plot_optimization_history(study).figure, folder / "best.png")]
+    if len({each.value for each in scored}) > 1:
+        evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
+        axes = plot_param_importances(judged, evaluator=evaluator)
+        drawn.append(save_and_show(axes.figure, folder / "importance.png"))
+    return drawn
 
 
 def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
     found: dict[str, distributions.BaseDistribution] = {}
     for name, span in search.ranges.items():
         if not isinstance(span, Span):
-            found[name] = distributions.CategoricalDistribution(span.words)
+            found[name] = distributions.CategoricalDistribution(span)
         else:
             whole = isinstance(span.low, int) and isinstance(span.high, int)
             kind = distributions.IntDistribution if whole else distributions.FloatDistribution

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -137,22 +136,12 @@ class Film:
             require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
         self._open = partial(imageio.get_writer, path, **options)
         self._env, self._count, self._writer = env, 0, None
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
-            # MuJoCo draws at the size that the film keeps; shadows are most of the work. All three
-            # are read when the first picture is drawn.
-            divisor = self._reduction(renderer.width)
-            renderer.width, renderer.height = renderer.width // divisor, renderer.height // divisor
-            renderer.model.vis.quality.shadowsize //= divisor
-
-    def _reduction(self, width: int) -> int:
-        """The whole number by which the sides of a picture are divided."""
-        return max(1, math.ceil(width / self._max_width))
 
     def add(self) -> None:
         """Draw the next picture, if the film keeps it."""
         if self._count % self._every == 0:
             image = Image.fromarray(_picture(self._env))
-            image = image.reduce(self._reduction(image.width))
+            image = image.reduce(max(1, math.ceil(image.width / self._max_width)))
             if self._writer is None:
                 self._writer, self._size = self._open(), image.size
             # A film has one size; an environment's pictures may change theirs.
@@ -201,7 +190,8 @@ def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimula
         raise UsageError(f"{environment.env_id} cannot be shown: {remedy}")
     if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
         follow(renderer)
-        (_find_display if mode == "human" else _find_opengl)()
+        if mode != "human":
+            _find_opengl()
     return simulator
 
 
@@ -235,16 +225,3 @@ def _find_opengl() -> None:
         raise UsageError(
             f"no OpenGL is found (MUJOCO_GL={name}: {type(error).__name__}: {error}). {_OPENGL}"
         ) from error
-
-
-def _find_display() -> None:
-    """Check that the display answers: if not, opening a window of MuJoCo's ends the process."""
-    import glfw
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", glfw.GLFWError)
-        if not glfw.init():
-            raise UsageError(
-                f"the display cannot be used (DISPLAY={os.environ.get('DISPLAY', '')}): start one, "
-                "or write a film with --video FILE.mp4"
-            )

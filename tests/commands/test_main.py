@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -19,9 +18,7 @@ import pytest
 import flame_rl
 from flame_rl.commands import COMMANDS
 from flame_rl.run.folder import hold_folder
-from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.parse import parse
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, start_main
 from tests.runs import assert_saved_weights
 
@@ -61,16 +58,7 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
         assert f"(default: {default})" in done.stdout
 
 
-def test_help_has_headings_and_what_is_used_most_comes_first(tmp_path):
-    text = run_main("--algorithm", "ppo", "--help", cwd=tmp_path).stdout
-    headings = re.findall(r"╭─ (.*?) options ─", text)
-    assert headings == ["experiment", "ppo", "files", "execution"]
-    order = ("--env ", "--iterations ", "--clip-range ", "--output ", "--resume ", "--workers ")
-    places = [text.index(f"│ {name}") for name in order]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize("words", [*(("--algorithm", name) for name in ALGORITHMS), *COMMANDS])
+@pytest.mark.parametrize("words", [("--algorithm", "ppo"), *COMMANDS])
 def test_help_shows_no_types_of_python(words, tmp_path):
     text = run_here(*([words] if isinstance(words, str) else words), "--help", cwd=tmp_path).stdout
     assert "show this help message" in text
@@ -79,12 +67,8 @@ def test_help_shows_no_types_of_python(words, tmp_path):
     if words not in COMMANDS:
         assert "--iterations INT " in text and "--max-episode-steps INT " in text
         assert re.search(r"--hidden-sizes INT \.\.\. .*?\(default: \d+ \d+\)", text, re.DOTALL)
-
-
-@pytest.mark.parametrize("word", ["none", "None"])
-def test_none_may_be_typed(word):
-    config, _ = parse(["--env", "ant", "--steps-per-iter", word, "--output", word])
-    assert config.experiment.steps_per_iter is None and config.output.output is None
+        headings = re.findall(r"(\w+) options [─-]", text)
+        assert headings == ["experiment", "ppo", "files", "execution"]
 
 
 def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
@@ -213,18 +197,6 @@ def test_a_finished_run_says_so_and_how_to_go_on(finished, tmp_path):
     assert "uv run main.py --resume run --iterations 24" in done.stdout
     for misleading in ("Starting", "Going on", "Complete", "episodes/sec"):
         assert misleading not in done.stdout
-
-
-def test_the_default_folder_names_environment_and_algorithm(tmp_path):
-    done = run_here(
-        *("--env", environment_id("Target"), "--iterations", "1", "--episodes-per-iter", "1"),
-        *("--workers", "0"),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"tests.environments-Target-v0-reinforce-\d{8}-\d{6}", folder.name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
 @pytest.mark.parametrize(
@@ -391,33 +363,6 @@ def test_a_configuration_that_cannot_be_is_explained(variables, configuration, w
     assert done.returncode == 2
     assert words in done.stderr and "--local" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
-    leader, follower = pty.openpty()
-    process = start_main(
-        *QUICK,
-        *("--workers", "1", "--output", "run"),
-        cwd=tmp_path,
-        environment={"TERM": "xterm-256color"},
-        stdout=follower,
-        stderr=follower,
-    )
-    os.close(follower)
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(leader, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    assert process.wait(300) == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert "━" in text and "/12" in text
-    assert re.search(r"Iteration  10 \| Mean Reward: +\d+\.\d \| Loss: ", text)
-    assert "Training Complete!" in text
 
 
 def rows(folder) -> int:

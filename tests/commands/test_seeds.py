@@ -85,21 +85,11 @@ def test_mistakes_are_named(words, message, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_run_gets_its_share_of_the_workers(monkeypatch):
+def test_what_several_runs_share(monkeypatch):
     monkeypatch.setattr(side_runs, "available_cores", lambda: 8)
     assert [share_of(None, 4), share_of(6, 4), share_of(2, 4), share_of(0, 4)] == [2, 1, 1, 0]
-
-
-def test_flags_are_left_out_with_their_values():
     words = ["--seeds", "1", "2", "--env", "a", "--output=x", "--workers", "3", "--plot"]
     assert without(words, ("--seeds", "--output", "--workers")) == ["--env", "a", "--plot"]
-
-
-def test_the_exit_code_is_that_of_a_mistake_only_if_all_made_it():
-    assert [exit_code(codes) for codes in ([0, 0], [0, 2], [2, 2], [1, 2], [0, -9])] == [
-        0,
-        1,
-        2,
-        1,
-        1,
-    ]
+    # That of a mistake only if all made it.
+    codes = ([0, 0], [0, 2], [2, 2], [1, 2], [0, -9])
+    assert list(map(exit_code, codes)) == [0, 1, 2, 1, 1]

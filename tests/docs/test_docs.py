@@ -17,8 +17,7 @@ import pytest
 
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.execution import Execution, Output
+from flame_rl.settings.config import Execution, Output, TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.presets import PRESETS
 from tests.docs.test_packages import skip_without

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flame_rl.commands.check import CheckCommand
-from flame_rl.settings.parse import parse, parse_command
+from flame_rl.commands.check import CheckFlags
+from flame_rl.settings.parse import parse
 from tests.helpers import ROOT, run_main
 
 PAGE = (ROOT / "docs" / "environments-from-packages.md").read_text()
@@ -33,7 +33,7 @@ def test_every_command_is_one(packages, words):
     assert set(shlex.split(packages)[::2]) <= {"--with"}
     name, *others = shlex.split(words)
     if name == "check":
-        parse_command(CheckCommand, others, "check")
+        parse(others, extra=CheckFlags)
     else:
         config, _ = parse(shlex.split(words))
         assert config.experiment.env_name

@@ -327,9 +327,9 @@ def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
         ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: .* add --shared-torso"),
         (
             {"auxiliary": ("a:B",), "shared_torso": True},
-            "--auxiliary-weights: 0 weights for 1 losses",
+            "--auxiliary-weights: one for each of --auxiliary",
         ),
-        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: 1 weights for 0 losses"),
+        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
         ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),
         ({"value_weight": 0.0}, "--value-weight: above 0"),

@@ -74,20 +74,11 @@ def itself(y):
 # from the network's output.
 POLICIES = {
     "gaussian": (make_policy, {"mean": ["batch", 3], "log_std": [3]}, itself),
-    "silu": (
-        lambda: make_policy(DISCRETE, activation="silu", hidden_sizes=(7, 8)),
-        *(LOGITS, itself),
-    ),
     "factored": (
         lambda: make_policy(of_space(spaces.MultiDiscrete([2, 4, 3]))),
         *({"logits": ["batch", 9], "choices": [3]}, itself),
     ),
-    "bits": (
-        lambda: make_policy(of_space(spaces.MultiBinary(4))),
-        *({"logits": ["batch", 8], "choices": [4]}, itself),
-    ),
-    "small pictures": (lambda: make_policy(of_pictures((10, 7, 2))), LOGITS, itself),
-    "large pictures": (lambda: make_policy(of_pictures((40, 36))), LOGITS, itself),
+    "pictures": (lambda: make_policy(of_pictures((40, 36))), LOGITS, itself),
     "values": (action_values, VALUES, lambda y: [y, y.argmax(dim=1)]),
     "duelling quantiles": (
         lambda: action_values(dueling=True, quantiles=5),
@@ -224,16 +215,8 @@ def with_nan(policy):
         policy.network[-1].bias[-1] = torch.nan
 
 
-def with_other_statistics(policy):
-    policy.normalizer.std.fill_(1.0)
-
-
 def without_clip(policy):
     policy.normalizer.forward = lambda x: (x - policy.normalizer.mean) / policy.normalizer.std
-
-
-def with_relu(policy):
-    policy.network[1].name = "relu"
 
 
 def with_another_std(policy):
@@ -241,9 +224,7 @@ def with_another_std(policy):
         policy.log_std += 1
 
 
-@pytest.mark.parametrize(
-    "change", [with_nan, with_other_statistics, without_clip, with_relu, with_another_std]
-)
+@pytest.mark.parametrize("change", [with_nan, without_clip, with_another_std])
 def test_a_file_of_another_policy_is_refused(change):
     policy = make_policy()
     snapshot = copy.deepcopy(policy.snapshot())

@@ -10,10 +10,9 @@ import pytest
 
 from flame_rl import TrainConfig
 from flame_rl.commands import profile as command
-from flame_rl.commands.profile import as_text, conclusions
+from flame_rl.commands.profile import Measured, as_text, conclusions, measure_both
 from flame_rl.run import checkpoint
-from flame_rl.tools import profiling
-from flame_rl.tools.profiling import Measured, measure_both
+from flame_rl.run.trainer import Trainer
 from tests.flame_fixtures import Flame, run
 from tests.helpers import environment_id, run_here
 
@@ -69,13 +68,13 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
-    results, iterate = [], profiling.Trainer.iterate
+    results, iterate = [], Trainer.iterate
 
     def kept(*arguments):
         results.append(iterate(*arguments))
         return results[-1]
 
-    monkeypatch.setattr(profiling.Trainer, "iterate", kept)
+    monkeypatch.setattr(Trainer, "iterate", kept)
     options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
     config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=2, **options)
     measure_both(config, threading.Event())

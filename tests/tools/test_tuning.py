@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import pickle
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from flame_rl.tools.trials import (
     RUNGS,
     begin_trial,
     best_of,
-    importances,
+    draw_study,
     open_study,
     run_finals,
     run_trials,
@@ -101,17 +100,16 @@ def told(found) -> list[tuple]:
     return [(each.params, each.intermediate_values, each.state) for each in found]
 
 
-@pytest.mark.parametrize("pruner", ["median", "halving", "none"])
+@pytest.mark.parametrize("pruner", ["median", "halving"])
 def test_a_study_is_the_same_however_long_each_trial_takes(runs, tmp_path, pruner):
     whole = run_trials(search_in(tmp_path / "whole", pruner=pruner), StopSignal())
     assert [trial.number for trial in whole] == list(range(13))
-    ends = {TrialState.COMPLETE} | ({TrialState.PRUNED} if pruner != "none" else set())
-    assert {trial.state for trial in whole} == ends
+    assert {trial.state for trial in whole} == {TrialState.COMPLETE, TrialState.PRUNED}
     again = run_trials(search_in(tmp_path / "again", pruner=pruner), StopSignal())
     assert told(again) == told(whole)
-    shares = importances(whole)
-    assert sum(shares.values()) == pytest.approx(1) and "learning_rate" in shares
-    assert importances(whole[:1]) == {}
+    drawn = [path.name for path in draw_study(whole, tmp_path)]
+    assert drawn == ["best.png", "importance.png"]
+    assert len(draw_study(whole[:1], tmp_path)) == 1
 
 
 def test_a_study_that_died_goes_on_with_the_trials_that_had_begun(runs, tmp_path, monkeypatch):
@@ -160,28 +158,9 @@ def test_a_value_is_the_mean_of_a_tenth_of_the_steps_before_the_rung(tmp_path):
     assert trials._value(search, tmp_path, RUNGS, ended=True) == 3
 
 
-def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
-    runs, tmp_path, monkeypatch, capsys
-):
-    start = side_runs.start_process
-
-    def killed_once(words, prints):
-        if len(runs) != 1:
-            return start(words, prints)
-        folder = Path(words[words.index("--output") + 1])
-        folder.mkdir()
-        # Until it is killed, it waits for the lock, and writes nothing.
-        with (folder / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            process = start(words, prints)
-            process.kill()
-            process.wait()
-        return process
-
-    monkeypatch.setattr(side_runs, "start_process", killed_once)
+def test_a_run_that_fails_is_a_failed_trial(runs, tmp_path, capsys):
     words = (*WORDS, "--learning-rate", "1e-7")
-    found = run_trials(search_in(tmp_path / "study", 1, 4, words), StopSignal())
-    assert len(runs) == 5
+    found = run_trials(search_in(tmp_path / "study", 1, 3, words), StopSignal())
     assert found[0].state == TrialState.FAIL and "error: too far" in capsys.readouterr().out
     assert found[1].state == TrialState.COMPLETE
     assert found[0].params["learning_rate"] == 1e-7

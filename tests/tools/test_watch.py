@@ -13,7 +13,6 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.envs.mujoco.ant_v5 import AntEnv
 from PIL import Image, ImageSequence
 
 from flame_rl.actor.collect import collect_episodes
@@ -231,22 +230,6 @@ def test_the_camera_goes_with_the_robot(monkeypatch):
     assert here > 50 and far == pytest.approx(here, rel=0.2)
 
 
-@needs_opengl
-@pytest.mark.parametrize(("video", "size"), [("film.gif", 240), ("film.mp4", 480)])
-def test_a_robot_is_drawn_at_the_size_that_the_film_keeps(tmp_path, monkeypatch, video, size):
-    if video == "film.mp4":
-        pytest.importorskip("imageio_ffmpeg")
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    drawn = []
-    render = AntEnv.render
-    monkeypatch.setattr(AntEnv, "render", lambda env: drawn.append(render(env)) or drawn[-1])
-    request = request_for("Ant-v5", indices=(0,), max_episode_steps=2)
-    snapshot = snapshot_for(described("Ant-v5"))
-    (episode,) = show(snapshot, request, tmp_path / video, threading.Event())
-    assert episode.length == 2
-    assert [picture.shape for picture in drawn] == 3 * [(size, size, 3)]
-
-
 def test_a_terminal_shows_a_bar_when_a_film_takes_long(tmp_path):
     env = environment_id("SlowlyDrawn")
     text = shown_on_a_terminal(
@@ -254,7 +237,6 @@ def test_a_terminal_shows_a_bar_when_a_film_takes_long(tmp_path):
         *("--video", str(tmp_path / "film.gif")),
         columns=100,
     )
-    counts = [int(n) for n in re.findall(r"Drawing .* (\d+)/1[642] env steps", text)]
-    assert counts and min(counts) >= 3 and counts == sorted(counts), text
-    assert re.search(r"Drawing .* 8/14 env steps", text), text
+    counts = [int(n) for n in re.findall(r"Drawing, (\d+) env steps", text)]
+    assert counts == sorted(counts) and {3, 8} <= set(counts), text
     assert re.findall(r"Episode (\d): return", text) == ["0", "1"], text

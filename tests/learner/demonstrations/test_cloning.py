@@ -187,5 +187,5 @@ def test_what_cannot_be_is_refused():
         make_learner(spec, algorithm="ppo", overlap=True, demonstrations=name)
     with pytest.raises(UsageError, match="--demonstrations: impala weights actions by the prob"):
         make_learner(spec, algorithm="impala", demonstrations=name)
-    with pytest.raises(UsageError, match="--demonstrations-digest: of what"):
+    with pytest.raises(UsageError, match="--demonstrations-digest: with --demonstrations"):
         TrainConfig(demonstrations_digest="0" * 64)
