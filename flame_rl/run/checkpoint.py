@@ -32,8 +32,8 @@ from flame_rl.wire.packing import pack, unpack
 MAGIC = b"flameCP1"
 FORMAT = 6
 WEIGHTS_NAME = "weights.safetensors"
-# Names that a run gives its checkpoints; the second form where a folder has the first one.
-_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
+# Names that a run gives its checkpoints.
+_OWN_NAME = re.compile(r"\d{8,}\.ckpt")
 _HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
@@ -50,7 +50,6 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`.
         score: the mean return of the last iteration, or what made it the best; None in a file of
             `Trainer.save`.
         spec: describes the environment, so that the networks can be made without it.
@@ -58,6 +57,7 @@ class Checkpoint:
         versions: see `library_versions`.
         learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
+        all others: see `Totals`.
     """
 
     iterations: Whole
@@ -151,12 +151,10 @@ def _decode(body: memoryview) -> Checkpoint:
 
 def _read_table(array: np.ndarray) -> bytes:
     reader = zlib.decompressobj()
-    try:
+    with contextlib.suppress(zlib.error):
         text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
-    except zlib.error as error:
-        raise WireError(f"a table: {error}") from error
     if not reader.eof:
-        raise WireError("a table: not whole, or too large")
+        raise WireError("a table: damaged, or too large")
     return text
 
 
@@ -169,7 +167,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def iterations_of(checkpoint: Path) -> int:
     """The number of iterations that the name of a run's own checkpoint says."""
-    return int(_OWN_NAME.fullmatch(checkpoint.name)[1])
+    return int(checkpoint.stem)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -187,9 +185,9 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:
             damaged.append(str(error))
-            continue
-        used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
-        return checkpoint, [f"{damage}; {used}" for damage in damaged]
+        else:
+            used = f"the checkpoint of iteration {checkpoint.iterations - 1} is used"
+            return checkpoint, [f"{damage}; {used}" for damage in damaged]
     return None, damaged
 
 
@@ -205,15 +203,13 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
             f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
         ) from error
     checkpoint, warnings = load_newest(path)
-    if checkpoint is not None:
-        return checkpoint, warnings
-    remedy = "name the folder of a run that has saved one, or a checkpoint file"
-    if warnings:
-        remedy = (
-            f"put back what it was, or take the version of flame_rl that {STARTS_NAME} names. "
-            "Nothing was changed:\n" + "\n".join(warnings)
+    if checkpoint is None:
+        raise UsageError(
+            f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run "
+            f"that has saved one, or take the version of flame_rl that {STARTS_NAME} names"
+            + "".join(f"\n{warning}" for warning in warnings)
         )
-    raise UsageError(f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}")
+    return checkpoint, warnings
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:

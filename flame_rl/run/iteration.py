@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,22 +23,30 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
 
 
+class Arrived(NamedTuple):
+    """An iteration's episodes, and when they were asked for and had arrived, in seconds of
+    `time.perf_counter`."""
+
+    collected: Collected
+    asked: float
+    arrived: float
+
+
 def collect_iteration(
     learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
-) -> tuple[Collected, tuple[float, float]]:
-    """The next iteration's episodes, and when they were asked for and had arrived, in seconds of
-    `time.perf_counter`. A prefetching backend begins to collect those of the iteration after it.
-    Raises as `Backend.collect` does."""
+) -> Arrived:
+    """Collect the next iteration's episodes. A prefetching backend begins to collect those of the
+    iteration after it. Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
-    began = time.perf_counter()
+    asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
     arrived = time.perf_counter()
     after = done.plus(len(collected.episodes), collected.episodes.steps)
     if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    return collected, (began, arrived)
+    return Arrived(collected, asked, arrived)
 
 
 def learn_iteration(
@@ -47,29 +55,20 @@ def learn_iteration(
     config: TrainConfig,
     spec: EnvironmentSpec,
     done: Totals,
-    collected: Collected,
-    times: tuple[float, float],
+    given: Arrived,
 ) -> tuple[IterationResult, Totals]:
-    """Update the learner, and evaluate its policy where that is due.
+    """Update the learner in place by the episodes that `collect_iteration` returned, and evaluate
+    its policy where that is due, with episodes that the backend collects.
 
-    Args:
-        learner: updated in place.
-        backend: collects the evaluation's episodes.
-        done: the totals before the iteration.
-        collected, times: what `collect_iteration` returned.
-
-    Returns:
-        The iteration's result, and the totals after it.
-
-    Raises:
-        UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
+    Returns the iteration's result, and the totals after it, given those before it, `done`. Raises
+    as `Backend.collect` and `Learner.update` do.
     """
-    experiment, rewards, episodes = config.experiment, learner.rewards, collected.episodes
+    experiment, rewards = config.experiment, learner.rewards
+    collected, episodes = given.collected, given.collected.episodes
     after = done.plus(len(episodes), episodes.steps)
-    began, arrived = times
     raw = rewards.raw(episodes)
-    learned = rewards.shaped(episodes, raw)
-    losses = learner.update(learned, progress(experiment, done))
+    shaped = rewards.shaped(episodes, raw)
+    losses = learner.update(shaped, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in raw])
     evaluation, every, mean_return = None, experiment.evaluate_every, None
@@ -84,8 +83,8 @@ def learn_iteration(
         evaluation = evaluation_of(evaluated, request.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=arrived - began,
-        updating=updated - arrived,
+        collecting=given.arrived - given.asked,
+        updating=updated - given.arrived,
         waiting=collected.waiting_seconds,
         evaluating=time.perf_counter() - updated,
         env_steps_per_second=episodes.steps / collected.seconds,
@@ -104,7 +103,7 @@ def learn_iteration(
         reward_max=float(returns.max()),
         length_mean=after.length_mean,
         losses=losses,
-        reward_parts=rewards.means(episodes, learned),
+        reward_parts=rewards.means(episodes, shaped),
         outcomes=rewards.outcomes_of(episodes),
         weights_digest=learner.weights_digest(),
         timing=timing,

@@ -129,17 +129,15 @@ class Policy:
 
     def _masks(self, count: int, action_masks: Sequence[object] | None) -> Samples:
         """The masks of `count` observations as the policy's head takes them."""
-        if not self.spec.masked:
-            if action_masks is not None:
-                raise ValueError("action_mask: this policy was trained without masks; give none")
-            return {}
-        if action_masks is None or len(action_masks) != count:
+        given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
+        if given != (wanted := count if self.spec.masked else 0):
             raise ValueError(
-                f"action_mask: {'none' if action_masks is None else len(action_masks)} for {count} "
-                "observations, and this policy was trained with masks; give one for each, as "
+                f"action_mask: {given} for {count} observations, and this policy was trained "
+                f"{'with' if wanted else 'without'} masks; give {wanted}, each as "
                 'action_mask=info["action_mask"]'
             )
-        space = self.spec.action_space
+        if not given:
+            return {}
         allowed = np.ones((self._width, sum(choices_of(space))), np.uint8)
         for row, mask in zip(allowed, action_masks, strict=False):
             row[:] = allowed_choices(space, mask)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import operator
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +36,7 @@ from flame_rl.run.policy import Action, Policy
 from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
 from flame_rl.run.transfer import begin_from, load_state, what_differs
-from flame_rl.settings.checks import flag
+from flame_rl.settings.checks import Count, Seed, converted, flag
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.execution import Output
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
@@ -102,7 +101,7 @@ class Trainer:
         if not isinstance(config, TrainConfig):
             config = TrainConfig(config)
         if not reports:
-            _refuse_reports(config.output)
+            _refuse_reports(vars(config.output))
         self.config = config
         self.warnings: list[str] = []
         self._callback = callback
@@ -169,8 +168,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""
-        begun = begin_from(self.learner, self.config)
-        if begun is not None:
+        if (begun := begin_from(self.learner, self.config)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
             self.note = "\n".join(filter(None, (self.note, note)))
@@ -212,7 +210,7 @@ class Trainer:
         config = saved.changed(**other, **changes)
         if not other and (different := differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
-        _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
+        _refuse_reports(changes)
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
         try:
@@ -261,16 +259,16 @@ class Trainer:
             Interrupted: `stop` was set.
         """
         experiment, totals = self.config.experiment, self.totals
-        if reached(experiment, totals):
-            raise UsageError(
-                f"--stop-at: the mean return {totals.mean_return:.1f} has reached "
-                f"{experiment.stop_at}; save(path), then Trainer.load(path, stop_at=None), goes on"
-            )
         if ended(experiment, totals):
             name = "iterations" if experiment.env_steps is None else "env_steps"
+            why = f"all {getattr(experiment, name)} are done"
+            if reached(experiment, totals):
+                name, why = (
+                    "stop_at",
+                    f"the mean return {totals.mean_return:.1f} has reached {experiment.stop_at}",
+                )
             raise UsageError(
-                f"{flag(name)}: all {getattr(experiment, name)} are done; save(path), then "
-                f"Trainer.load(path, {name}=…), goes on"
+                f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self.stop.is_set():
@@ -285,14 +283,14 @@ class Trainer:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
-        given = learner, backend, self.config, self.spec, self.totals
-        collected, times = collect_iteration(*given)
+        run = learner, backend, self.config, self.spec, self.totals
+        arrived = collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result, totals = learn_iteration(*given, collected, times)
+                result, totals = learn_iteration(*run, arrived)
                 end_if_stopped()
                 self.totals = totals
             except BaseException:
@@ -326,9 +324,8 @@ class Trainer:
             record: an .npz file that the episodes are written to, as demonstrations.
 
         Raises:
-            UsageError, RunError, Interrupted: as in `train`; UsageError also for too many episodes
-                for the memory, and for a file that cannot be written.
-            TypeError: `episodes` or `seed` is no integer.
+            UsageError, RunError, Interrupted: as in `train`; UsageError also for a file that cannot
+                be written.
         """
         request = self.evaluation_request(episodes, explore, seed)
         collected = self._backend.collect(self.learner.snapshot(), request).episodes
@@ -340,23 +337,15 @@ class Trainer:
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""
-        # Also NumPy's integers. Raises TypeError for anything else.
-        episodes, seed = operator.index(episodes), operator.index(seed)
-        if episodes < 1:
-            raise UsageError(f"--episodes: at least 1, not {episodes}")
-        checks.refuse_beyond_memory("episodes", episodes)
-        if not 0 <= seed < 1 << 63:
-            raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
+        episodes, seed = converted("episodes", Count, episodes), converted("seed", Seed, seed)
         self._refuse_if_closed()
         version = self.learner.snapshot().version
         request = make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration. Raises
-        UsageError if it names none; else as `train` does."""
-        if self.config.output.reproduce is None:
-            raise UsageError("--reproduce: name an episode of the next iteration")
+        """Collect only the episode `config.output.reproduce` of the next iteration. Raises as
+        `train` does."""
         self._refuse_if_closed()
         snapshot, indices = self.learner.collector_snapshot(), (self.config.output.reproduce,)
         iteration = self.totals.iterations
@@ -384,14 +373,7 @@ class Trainer:
     @property
     def files(self) -> ReplayMemory | None:
         """The replay memory, whose episodes are in files of their own; None if there is none."""
-        from flame_rl.learner.state import REPLAY
-
-        return self.learner.parts.get(REPLAY)
-
-    def keep_files(self, folder: Path) -> None:
-        """Keep replayed episodes in this folder; otherwise they are in a temporary one."""
-        if self.files is not None:
-            self.files.keep_in(folder)
+        return self.learner.parts.get("replay")
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
@@ -444,10 +426,10 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
         env_id = f"{stem}-{number}"
 
 
-def _refuse_reports(output: Output) -> None:
+def _refuse_reports(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that only the command line carries out."""
     for name in REPORTS:
-        if getattr(output, name) != getattr(Output(), name):
+        if settings.get(name, default := getattr(Output, name)) != default:
             raise UsageError(
                 f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
                 f"leave it out, or train with main.py {flag(name)}"

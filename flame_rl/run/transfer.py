@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
@@ -16,7 +16,6 @@ from gymnasium import spaces
 from flame_rl.learner.state import REPLAY, arrays_digest
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
-from flame_rl.settings.algorithms import Prioritized, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -56,11 +55,18 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
     warnings, settings = [], config.algorithm
-    before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
+    saved = TrainConfig.from_data(checkpoint.config)
+    before, now = (
+        f"{each.experiment.iterations} iterations"
+        if each.experiment.env_steps is None
+        else f"{each.experiment.env_steps} env steps"
+        for each in (saved, config)
+    )
     scheduled = {
         "learning rates fall to 0": settings.learning_rate_decay,
-        "the exponent of the importance weights rises to 1": isinstance(settings, Prioritized)
-        and settings.prioritized,
+        "the exponent of the importance weights rises to 1": getattr(
+            settings, "prioritized", False
+        ),
     }
     for what, there in scheduled.items():
         if there and before != now:
@@ -68,8 +74,8 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
                 f"{what} at the end of the run: with {now} in place of {before}, results differ "
                 "from now on"
             )
-    then = TrainConfig.from_data(checkpoint.config).execution.device
-    if then != (device := config.execution.device):
+    then, device = saved.execution.device, config.execution.device
+    if then != device:
         warnings.append(
             f"the run learned with --device {then}, and goes on with --device {device}: results "
             "differ from now on"
@@ -80,13 +86,6 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         for name, version in checkpoint.versions.items()
         if here.get(name) != version
     ]
-
-
-def _length(experiment: dict[str, Any]) -> str:
-    """How long a run with these settings is, in words."""
-    if experiment.get("env_steps") is not None:
-        return f"{experiment['env_steps']} env steps"
-    return f"{experiment['iterations']} iterations"
 
 
 # A policy in an environment
@@ -126,15 +125,14 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: P
 def form_of(space: spaces.Space) -> object:
     """All of a space but its bounds, to be compared."""
     match space:
-        case spaces.Dict():  # in the order of the network's inputs
-            return [(name, form_of(each)) for name, each in space.items()]
-        case spaces.Tuple():
-            return [form_of(each) for each in space]
+        case spaces.Dict() | spaces.Tuple():  # in the order of the network's inputs
+            items = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+            return type(space), [(name, form_of(each)) for name, each in items]
         case spaces.Discrete():
             return int(space.n)
         case spaces.MultiDiscrete():
-            return "MultiDiscrete", space.nvec.tolist()
-    return type(space).__name__, space.shape, str(space.dtype)
+            return space.nvec.tolist()
+    return type(space), space.shape, space.dtype
 
 
 # --from: another run's networks
@@ -152,8 +150,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
         UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
             it fits, or with `with_replay` its replay memory does not.
     """
-    path, settings = config.experiment.from_, config.algorithm
-    with_replay = isinstance(settings, Replay) and settings.with_replay
+    path, with_replay = config.experiment.from_, getattr(config.algorithm, "with_replay", False)
     if path is None:
         if with_replay:
             raise UsageError("--with-replay: of which run? --from RUN names it")
@@ -177,8 +174,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
     if not parts:
         raise UsageError(
             f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
-            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso), or leave "
-            "the flag out"
+            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso)"
         )
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
@@ -232,7 +228,7 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     own = {part: _part_of(new, part) for part in modules}
     copies: dict[str, str] = {}
     for source, copy in itertools.combinations(modules, 2):
-        if source not in copies and _same(own[copy], own[source]):
+        if source not in copies and arrays_digest(own[copy]) == arrays_digest(own[source]):
             copies[copy] = source
     parts = (*(name for name in modules if name not in copies), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts)
@@ -252,12 +248,6 @@ def _part_of(state: State, part: str) -> State:
     """A part's own state, in that of its learner."""
     prefix = f"{part}."
     return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
-
-
-def _same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(
-        np.array_equal(array, right[name]) for name, array in left.items()
-    )
 
 
 def _named_as_in(new: State, old: State) -> State:
@@ -289,19 +279,20 @@ def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, lis
     taken, left, there = {}, {}, {name.partition(".")[0] for name in old}
     for layer, names in layers.items():
         part = layer.partition(".")[0]
-        unlike = [n for n in names if n in old and _shape(old[n]) != _shape(new[n])]
+        forms = {
+            name: [f"{each.dtype} {list(each.shape)}" for each in (old[name], new[name])]
+            for name in names
+            if name in old
+        }
+        unlike = [name for name, (was, now) in forms.items() if was != now]
         if unlike:
-            was, now = _shape(old[unlike[0]]), _shape(new[unlike[0]])
+            was, now = forms[unlike[0]]
             left[f"{unlike[0]} is {was} there and {now} here"] = True
-        elif all(name in old for name in names):
+        elif len(forms) == len(names):
             taken |= {name: old[name] for name in names}
         else:
             left[f"{layer if part in there else part} is not there"] = True
     return taken, list(left)
-
-
-def _shape(array: np.ndarray) -> str:
-    return f"{array.dtype} {list(array.shape)}"
 
 
 def _set_normalizers(learner: Learner, modules: dict[str, nn.Module], taken: State) -> None:

@@ -57,13 +57,7 @@ def run(tmp_path_factory):
         (("--env", ":Mine-v0"), "--env: a module and an id"),
         (("--output=",), "--output: a value is missing"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
-        (("--episodes-per-iter", "1000000000"), "--episodes-per-iter: 1000000000 would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
-        (("--workers", "9999"), "--workers: 9999 would take"),
-        (
-            ("--algorithm", "r2d2", "--burn-in", "1" + 12 * "0"),
-            "--burn-in: 1000000000000 would take",
-        ),
         (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
         (
             ("--hidden-sizes", *["2"] * 32),
@@ -178,16 +172,10 @@ def test_a_broken_run_folder_is_named_by_every_command(damage, commands, words, 
         assert all(".ckpt: " in line for line in lines[1:]), lines
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--episodes", "1" + 12 * "0"), "--episodes: 1000000000000 would take"),
-        (("--seed", str(1 << 63)), "--seed: an integer from 0 to 2**63 - 1"),
-    ],
-)
-def test_an_evaluation_that_cannot_be_is_refused(flags, words, run):
-    done = run_here("evaluate", str(run), "--local", "--workers", "0", *flags, cwd=run.parent)
-    assert done.returncode == 2 and words in done.stderr
+def test_an_evaluation_that_cannot_be_is_refused(run):
+    words = ("evaluate", str(run), "--local", "--workers", "0", "--seed", str(1 << 63))
+    done = run_here(*words, cwd=run.parent)
+    assert done.returncode == 2 and "--seed: an integer from 0 to 2**63 - 1" in done.stderr
 
 
 def test_a_run_of_env_steps_is_not_lengthened_by_iterations(tmp_path):
@@ -232,23 +220,6 @@ def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
     (tmp_path / "absurd.ckpt").write_bytes(data)
     with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
-
-
-@pytest.mark.parametrize(
-    ("env", "algorithm", "name"),
-    [
-        ("cartpole", "reinforce", "steps_per_iter"),
-        ("Pendulum-v1", "sac", "batch_size"),
-        ("cartpole", "dqn", "n_step"),
-        ("cartpole", "dqn", "atoms"),
-        ("cartpole", "impala", "sequence_length"),
-    ],
-)
-def test_an_absurd_size_takes_no_memory(env, algorithm, name):
-    config = TrainConfig(env=env, algorithm=algorithm, local=True, workers=0, **{name: 1 << 40})
-    flag = "--" + name.replace("_", "-")
-    with pytest.raises(UsageError, match=f"^{flag}: 1099511627776 would take at least"):
-        Trainer(config)
 
 
 def test_after_its_end_a_trainer_says_so():

@@ -466,8 +466,6 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
 def test_a_closed_trainer_reproduces_nothing():
     with make() as trainer:
         trainer.save("a.ckpt")
-    with pytest.raises(UsageError, match="--reproduce: name an episode"):
-        trainer.reproduce()
     with Trainer.load("a.ckpt", resume=Path(), reproduce=0, workers=0) as trainer:
         pass
     with pytest.raises(UsageError, match="this Trainer is closed"):
