@@ -29,12 +29,24 @@ from flame_rl.run.checkpoint import (
     find_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.evaluation import Evaluation, evaluation_of
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
-from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
+from flame_rl.run.iteration import (
+    EitherEvent,
+    PrefetchingBackend,
+    collect_iteration,
+    learn_iteration,
+    make_request,
+)
 from flame_rl.run.policy import Action, Policy
-from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
-from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
+from flame_rl.run.results import (
+    Evaluation,
+    IterationResult,
+    RunState,
+    Totals,
+    ended,
+    evaluation_of,
+    reached,
+)
 from flame_rl.run.transfer import begin_from, load_state, what_differs
 from flame_rl.settings.checks import Count, Seed, converted, flag
 from flame_rl.settings.config import TrainConfig, environment_of
@@ -102,14 +114,6 @@ class Trainer:
             config = TrainConfig(config)
         if not reports:
             _refuse_reports(vars(config.output))
-        self.config = config
-        self.warnings: list[str] = []
-        self._callback = callback
-        self.stop = EitherEvent(threading.Event() if stop is None else stop)
-        self._ended = self._closed = False
-        self._closing = contextlib.ExitStack()
-        self._policy: Policy | None = None
-        self.distributed = is_distributed(config)
         env, name = config.experiment.env, config.experiment.env_name
         if name.startswith(CALLABLE) and isinstance(env, str):
             raise UsageError(
@@ -117,6 +121,14 @@ class Trainer:
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
         checks.refuse_impossible_sizes(config)
+        self.config, self._callback, self.distributed = config, callback, is_distributed(config)
+        self.stop = EitherEvent(threading.Event() if stop is None else stop)
+        self.warnings: list[str] = []
+        self.totals, self.tables = Totals(), {}
+        self.before: RunState | None = None
+        self._ended = self._closed = False
+        self._closing = contextlib.ExitStack()
+        self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
@@ -140,8 +152,7 @@ class Trainer:
         if isinstance(experiment.env, str):
             env_id = environment_id(experiment.env)
         else:
-            name = experiment.env_name.removeprefix(CALLABLE)
-            env_id = _register(experiment.env, name)
+            env_id = _register(experiment.env, experiment.env_name.removeprefix(CALLABLE))
             self._closing.callback(gymnasium.registry.pop, env_id, None)
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
@@ -158,11 +169,8 @@ class Trainer:
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
         self._closing.callback(self.learner.close)
-        demonstrations = self.learner.algorithm.demonstrations
-        if demonstrations is not None:
+        if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
-        self.totals, self.tables = Totals(), {}
-        self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = np.random.default_rng(experiment.seed)
 
@@ -263,10 +271,7 @@ class Trainer:
             name = "iterations" if experiment.env_steps is None else "env_steps"
             why = f"all {getattr(experiment, name)} are done"
             if reached(experiment, totals):
-                name, why = (
-                    "stop_at",
-                    f"the mean return {totals.mean_return:.1f} has reached {experiment.stop_at}",
-                )
+                name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
             raise UsageError(
                 f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -252,47 +251,39 @@ def _part_of(state: State, part: str) -> State:
 
 def _named_as_in(new: State, old: State) -> State:
     """The old arrays, with the first layer of each network at the place that it has in the new."""
-    there, here = _first_places(old), _first_places(new)
+
+    def first_place(state: State, network: str) -> int:
+        found = filter(None, map(_PLACED.fullmatch, state))
+        return min((int(each[2]) for each in found if each[1] == network), default=0)
 
     def renamed(found: re.Match[str]) -> str:
         network, place, rest = found.groups()
-        moved = here.get(network, there[network]) - there[network]
+        moved = first_place(new, network) - first_place(old, network)
         return f"{network}{int(place) + moved}{rest}"
 
     return {_PLACED.sub(renamed, name): array for name, array in old.items()}
 
 
-def _first_places(names: Iterable[str]) -> dict[str, int]:
-    """By network, the place of its first layer with arrays."""
-    found = [match.group(1, 2) for match in map(_PLACED.fullmatch, names) if match]
-    # The last one to be set is the least.
-    return dict(sorted(((n, int(place)) for n, place in found), reverse=True))
-
-
 def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, list[str]]:
     """The old arrays of these parts that fit, layer by layer, and reasons why others do not, a
     single one for a part that is not there at all."""
-    layers: dict[str, list[str]] = {}
-    for name in new:
-        if name.partition(".")[0] in parts:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
     taken, left, there = {}, {}, {name.partition(".")[0] for name in old}
-    for layer, names in layers.items():
-        part = layer.partition(".")[0]
-        forms = {
-            name: [f"{each.dtype} {list(each.shape)}" for each in (old[name], new[name])]
-            for name in names
-            if name in old
-        }
-        unlike = [name for name, (was, now) in forms.items() if was != now]
-        if unlike:
-            was, now = forms[unlike[0]]
-            left[f"{unlike[0]} is {was} there and {now} here"] = True
-        elif len(forms) == len(names):
+    for layer, group in itertools.groupby(new, lambda name: name.rpartition(".")[0]):
+        part, names = layer.partition(".")[0], list(group)
+        if part not in parts:
+            continue
+        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
+        if not unlike:
             taken |= {name: old[name] for name in names}
+        elif (name := unlike[0]) in old:
+            left[f"{name} is {_form(old[name])} there and {_form(new[name])} here"] = True
         else:
             left[f"{layer if part in there else part} is not there"] = True
     return taken, list(left)
+
+
+def _form(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def _set_normalizers(learner: Learner, modules: dict[str, nn.Module], taken: State) -> None:

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from flame_rl import TrainConfig
 from flame_rl.report import console as console_module
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run.evaluation import Evaluation
-from flame_rl.run.results import IterationResult, Timing, Totals
+from flame_rl.run.results import Evaluation, IterationResult, Timing, Totals
 from tests.helpers import request_for, shown_on_a_terminal, spec_of
 
 WORDS = "0 of 2 executors are working (2 unbinding, no sign of node flame-node); giving up in {} s"

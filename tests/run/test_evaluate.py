@@ -21,8 +21,8 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.run import checkpoint
 from flame_rl.run.checkpoint import list_checkpoints
-from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.folder import CONFIG_NAME
+from flame_rl.run.results import bootstrap_interval
 from tests.flame_fixtures import Flame
 from tests.helpers import SOON, environment_id, run_here, run_main, start_main
 
