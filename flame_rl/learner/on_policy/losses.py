@@ -139,35 +139,27 @@ def differentiate_sum(
                 forward.backward_one(gradients, own, last=term is terms[-1])
             except (Exception, SystemExit) as error:
                 raise UsageError(
-                    f"the gradient of {_loss(term.name)} failed: {summary(error)}; write a loss of "
+                    f"the gradient of {term.name}_loss failed: {summary(error)}; write a loss of "
                     "--auxiliary, or a network in model.py, in operations that torch "
                     "differentiates, none of them in place"
                 ) from error
-            numbers |= of_term | {_loss(term.name): of_term["loss"]}
+            numbers |= of_term | {f"{term.name}_loss": of_term["loss"]}
         return sums_of(numbers)
 
     of_each = np.empty((len(terms), gradient.size), np.float32)
     means = accumulate(of_slice, network, samples, of_each)
-    means["loss"] = sum(term.weight * means[_loss(term.name)] for term in terms)
+    means["loss"] = sum(term.weight * means[f"{term.name}_loss"] for term in terms)
     gradient.fill(0)
     for term, own in zip(terms, of_each, strict=True):
         own *= np.float32(term.weight)
         gradient += own
-        means[_norm(term.name)] = math.sqrt(np.dot(own, own))
+        means[f"{term.name}_gradient_norm"] = math.sqrt(np.dot(own, own))
     return means
 
 
 def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
     """The names of each term's metrics in `differentiate_sum`: all losses, then all norms."""
-    return (*map(_loss, names), *map(_norm, names))
-
-
-def _loss(name: str) -> str:
-    return f"{name}_loss"
-
-
-def _norm(name: str) -> str:
-    return f"{name}_gradient_norm"
+    return tuple(f"{name}_{kind}" for kind in ("loss", "gradient_norm") for name in names)
 
 
 def output_as_loss(

@@ -2,8 +2,7 @@
 
 N is the number of steps of all episodes together, E the number of episodes. An array of values has
 [N + E] entries, one for each observation of each episode in turn, the last observation included.
-Ranks or sizes that do not fit raise ValueError. Sutton and Barto is "Reinforcement Learning: An
-Introduction", 2nd edition, 2018.
+Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
 from __future__ import annotations
@@ -31,51 +30,51 @@ def discounted_returns(
     Returns:
         float64 [N].
     """
-    _check_episodes(rewards, lengths)
-    if bootstrap.shape != lengths.shape:
-        raise ValueError(f"bootstrap: shape {bootstrap.shape}, not {lengths.shape}")
     return _discounted_sums(rewards, discount, lengths, bootstrap)
 
 
-def generalized_advantages(
+def td_errors(
     rewards: np.ndarray,
     values: np.ndarray,
     lengths: np.ndarray,
     terminated: np.ndarray,
     discount: float,
-    gae_lambda: float,
-    weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A_t = delta_t + discount * lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t
-    (Schulman et al. 2016, "High-Dimensional Continuous Control Using GAE", eq. 16).
-
-    With weights, for steps by an older policy, A_t = w_t (delta_t + discount * lambda * A_{t+1}):
-    V-trace's v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and
-    c_t = lambda w_t), the advantage of step t and, added to V_t, the value's target.
+    """delta_t = r_t + discount * V_{t+1} - V_t, float64 [N].
 
     Args:
         rewards, lengths, discount: as in `discounted_returns`.
         values: float64 [N + E].
         terminated: bool [E]; the last value of a terminated episode counts as 0.
-        gae_lambda: from 0 (one step) to 1 (the whole episode).
+    """
+    rows = step_rows(lengths)
+    following = values[rows + 1]
+    following[np.cumsum(lengths)[terminated] - 1] = 0.0
+    return rewards + discount * following - values[rows]
+
+
+def generalized_advantages(
+    errors: np.ndarray, lengths: np.ndarray, decay: float, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """A_t = delta_t + decay * A_{t+1}, decay = discount * lambda (Schulman et al. 2016,
+    "High-Dimensional Continuous Control Using GAE", eq. 16).
+
+    With weights, for steps by an older policy, A_t = w_t (delta_t + decay * A_{t+1}): V-trace's
+    v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and c_t = lambda w_t),
+    the advantage of step t and, added to V_t, the value's target.
+
+    Args:
+        errors: delta_t, see `td_errors`, float64 [N].
+        lengths: int64 [E].
+        decay: lambda is from 0 (one step) to 1 (the whole episode).
         weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
             None: all are 1.
 
     Returns:
         float64 [N].
     """
-    _check_episodes(rewards, lengths)
-    if values.shape != (len(rewards) + len(lengths),):
-        raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
-    if terminated.shape != lengths.shape:
-        raise ValueError(f"terminated: shape {terminated.shape}, not {lengths.shape}")
-    rows = step_rows(lengths)
-    following = values[rows + 1]
-    following[np.cumsum(lengths)[terminated] - 1] = 0.0
-    deltas = rewards + discount * following - values[rows]
     weights = 1.0 if weights is None else weights
-    ends = np.zeros(len(lengths))
-    return _discounted_sums(weights * deltas, discount * gae_lambda * weights, lengths, ends)
+    return _discounted_sums(weights * errors, decay * weights, lengths, np.zeros(len(lengths)))
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -92,7 +91,6 @@ def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     Returns:
         float64 [N]; zeros if there is only one episode.
     """
-    _check_episodes(returns, lengths)
     if len(lengths) == 1:
         return np.zeros_like(returns)
     time = time_steps(lengths)
@@ -151,8 +149,6 @@ def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.nda
     Returns:
         float32 [N].
     """
-    if values.ndim != 1:
-        raise ValueError(f"values: rank {values.ndim}, not 1")
     centered = values - weights * values.mean()
     scale = centered.std()
     if scale <= _ROUNDING * np.abs(values).max():
@@ -181,10 +177,3 @@ def _discounted_sums(
         products[:-reach] *= products[reach:]
         reach *= 2
     return sums
-
-
-def _check_episodes(rewards: np.ndarray, lengths: np.ndarray) -> None:
-    if rewards.ndim != 1 or lengths.ndim != 1:
-        raise ValueError(f"rewards, lengths: ranks {rewards.ndim} and {lengths.ndim}, not 1 and 1")
-    if len(lengths) == 0 or lengths.min() < 1 or lengths.sum() != len(rewards):
-        raise ValueError(f"lengths: do not divide {len(rewards)} rewards into episodes")
