@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from flame_rl import Trainer
+from flame_rl.learner.off_policy.replay import journal
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
@@ -270,14 +271,12 @@ def exception(patch, trainer: Trainer, at: int) -> None:
 
 
 def full_disk(patch, trainer: Trainer, at: int) -> None:
-    write = os.pwrite
-
-    def refuse(descriptor: int, data: bytes, offset: int) -> int:
-        if len(data) > 100:
-            return write(descriptor, data[: len(data) // 2], offset)
+    def refuse(path: Path, start: int, chunks: list) -> None:
+        with path.open("ab") as file:
+            file.write(b"torn")
         raise OSError(28, "No space left on device")
 
-    patch.setattr(os, "pwrite", refuse)
+    patch.setattr(journal, "_write_from", refuse)
 
 
 def sync_fails(patch, trainer: Trainer, at: int) -> None:

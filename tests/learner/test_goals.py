@@ -153,7 +153,9 @@ def test_goals_that_are_not_observed_are_refused():
 def test_goals_that_are_not_numbers_are_refused(achieved, desired):
     space = spaces.Dict({"achieved_goal": achieved, "desired_goal": desired})
     spec = EnvironmentSpec("Mine-v0", space, spaces.Discrete(2))
-    with pytest.raises(UsageError, match="--hindsight: it needs .* both a Box of numbers or both MultiBinary"):
+    with pytest.raises(
+        UsageError, match=r"--hindsight: it needs .* both a Box of numbers or both Mu"
+    ):
         find_goals(spec)
 
 
