@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flame_rl.learner.off_policy.replay.store import (
     ReplayStore,
     bytes_needed,
-    in_words,
+    capacity_in_words,
 )
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.wire.messages import Column
@@ -179,5 +179,5 @@ def test_what_a_capacity_needs_in_words():
         Column("rewards", "float64", (), False),
     )
     small, needed = (bytes_needed(ant, capacity) for capacity in (20_000, 1_000_000))
-    assert in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
-    assert in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"
+    assert capacity_in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
+    assert capacity_in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"

@@ -13,7 +13,7 @@ import numpy as np
 
 from flame_rl.learner.off_policy.replay.journal import Journal, Place
 from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, tree_bytes, uniform
-from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, capacity_in_words
 from flame_rl.learner.state import REPLAY
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
@@ -50,7 +50,7 @@ class ReplayMemory:
         UsageError if they do not fit into this machine's memory."""
         self.prioritized = alpha is not None
         needed = bytes_needed(columns, capacity) + self.prioritized * tree_bytes(capacity)
-        self.needs = in_words(spec.env_id, capacity, needed)
+        self.needs = capacity_in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
                 f"--capacity: {self.needs}, and this machine has {physical_bytes() / 1e9:.1f} GB; "
