@@ -10,7 +10,13 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
-from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
+from flame_rl.learner.state import (
+    Stateful,
+    arrays_digest,
+    count_in,
+    part_of,
+    refuse_unless_finite,
+)
 from flame_rl.learner.training.choose import notices_of
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.trained import modules_in, state_of
@@ -156,11 +162,7 @@ class Learner:
         """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
         if it does not fit."""
         for name, part in self.parts.items():
-            prefix = f"{name}."
-            own = {
-                key.removeprefix(prefix): a for key, a in state.items() if key.startswith(prefix)
-            }
-            state_of(part).load_state_dict(own)
+            state_of(part).load_state_dict(part_of(state, name))
         self._updates = count_in(state, "updates")
 
 

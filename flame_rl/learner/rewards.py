@@ -113,17 +113,15 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
         UsageError: there are not as many weights as parts, two parts have one name, the user's
             function cannot be imported, or nothing makes one number of a reward that is a vector.
     """
-    count = sum(spec.reward_shape)
+    count, outcomes, reward = sum(spec.reward_shape), experiment.outcomes, None
     parts = (*(f"reward_{place}" for place in range(count)), *experiment.reward_parts)
-    outcomes = experiment.outcomes
     for name in (*experiment.reward_parts, *outcomes):
         if (*parts, *outcomes, LEARNED).count(name) > 1:
             raise name_is_taken(name)
-    reward = None
     if experiment.reward is not None:
         reward = _shaped_by(experiment.reward)
     elif experiment.reward_weights:
-        reward = _weighted_by(experiment.reward_weights, parts, spec.env_id)
+        reward = _weighted_by(experiment.reward_weights, parts)
     if not spec.reward_shape:
         return Rewards(parts, outcomes, learned=reward)
     if reward is None:
@@ -135,16 +133,11 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     return Rewards(parts, outcomes, own=reward)
 
 
-def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...], env_id: str) -> Reward:
-    if not parts:
-        raise UsageError(
-            f"--reward-weights: the reward of {env_id} is one number; name the parts to be "
-            "weighted by --reward-parts"
-        )
+def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...]) -> Reward:
     if len(weights) != len(parts):
+        named = f", {', '.join(parts)}" if parts else "; --reward-parts names some"
         raise UsageError(
-            f"--reward-weights: one for each of {', '.join(parts)}, so {len(parts)}, not "
-            f"{len(weights)}: {' '.join(map(str, weights))}"
+            f"--reward-weights: {len(weights)} for {len(parts)} parts of the reward{named}"
         )
 
     def weighted(episode: Episode) -> np.ndarray:
@@ -172,11 +165,10 @@ def _shaped_by(name: str) -> Reward:
     function = import_function("reward", name)
 
     def shaped(episode: Episode) -> np.ndarray:
-        columns = {}
-        for column, array in episode.columns.items():
+        columns = {column: array.view() for column, array in episode.columns.items()}
+        for array in columns.values():
             # The function is given the recorded arrays themselves: it must not write to them.
-            columns[column] = array.view()
-            columns[column].flags.writeable = False
+            array.flags.writeable = False
         where = f"episode {episode.index} of {episode.length} steps"
         try:
             made = np.asarray(function(replace(episode, columns=columns)))
@@ -190,8 +182,7 @@ def _shaped_by(name: str) -> Reward:
                 f"--reward: {name} returned {made.dtype} of shape {made.shape} for {where}; it "
                 f"must return one number for each step, an array of shape ({episode.length},)"
             )
-        finite = np.isfinite(made)
-        if not finite.all():
+        if not (finite := np.isfinite(made)).all():
             step = int(np.argmin(finite))
             raise UsageError(
                 f"--reward: {name} returned {made[step]} for step {step} of episode "

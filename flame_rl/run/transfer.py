@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.learner.state import REPLAY, arrays_digest
+from flame_rl.learner.state import REPLAY, arrays_digest, part_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
 from flame_rl.settings.config import TrainConfig
@@ -198,7 +198,7 @@ def _take_replay(
     that are due for them count as taken: what comes is learned from at the usual pace."""
     from flame_rl.learner.off_policy.update import gradient_steps_due
 
-    state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
+    state, replay = part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
     if not state:
         raise UsageError(f"--with-replay: {source} has no replay memory; leave the flag out")
     try:
@@ -224,7 +224,7 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
 
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}
-    own = {part: _part_of(new, part) for part in modules}
+    own = {part: part_of(new, part) for part in modules}
     copies: dict[str, str] = {}
     for source, copy in itertools.combinations(modules, 2):
         if source not in copies and arrays_digest(own[copy]) == arrays_digest(own[source]):
@@ -236,17 +236,11 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
         return [], left
     merged = new | taken
     for copy, source in copies.items():
-        merged |= {f"{copy}.{name}": array for name, array in _part_of(merged, source).items()}
+        merged |= {f"{copy}.{name}": array for name, array in part_of(merged, source).items()}
     learner.load_state_dict(merged)
     if f"{_OBSERVATIONS}.mean" in taken:
         _set_normalizers(learner, modules, taken)
     return list(dict.fromkeys(name.partition(".")[0] for name in taken)), left
-
-
-def _part_of(state: State, part: str) -> State:
-    """A part's own state, in that of its learner."""
-    prefix = f"{part}."
-    return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
 
 
 def _named_as_in(new: State, old: State) -> State:
