@@ -297,19 +297,6 @@ def test_an_auxiliary_loss_teaches_the_shared_layers(weight, learns):
     assert (error < 0.1) == learns
 
 
-def test_the_weight_of_an_auxiliary_loss_decides_alone_whether_it_matters():
-    """The first weights of policy and values do not depend on which losses there are."""
-    options = {"algorithm": "ppo", "minibatches": 1}
-    without, with_none = (
-        shared_learner(True, **options, **more)
-        for more in ({}, {"auxiliary": (f"{HERE}:Product",), "auxiliary_weights": (0.0,)})
-    )
-    for learner in (without, with_none):
-        learner.update(random_episodes(True))
-    for name, tensor in without.parts["shared"].state_dict().items():
-        assert torch.equal(tensor, with_none.parts["shared"].state_dict()[name]), name
-
-
 def test_a_policy_that_went_too_far_ends_the_update_for_the_values_too():
     """Every step of the value loss would move the policy further."""
     options = {"algorithm": "ppo", "epochs": 8, "learning_rate": 0.3, "max_kl": 0.01}

@@ -230,14 +230,6 @@ def test_a_run_that_saved_nothing_begins_again_with_the_same_state_or_not_at_all
     assert done.returncode == 2 and "there has gone on or was replaced" in done.stderr
 
 
-def test_without_the_flag_nothing_is_different(old):
-    """Neither in config.json nor in checkpoints."""
-    config = json.loads((old / "ppo" / "config.json").read_text())
-    assert not {"from_", "from_digest", "stop_at"} & config["experiment"].keys()
-    assert "with_replay" not in json.loads((old / "dqn" / "config.json").read_text())["algorithm"]
-    assert not (old / "ppo" / "checkpoints" / "00000000.ckpt").exists()
-
-
 def test_a_refused_run_leaves_no_folder(old, tmp_path):
     for words in (("--from", "nowhere"), ("--from", str(old / "ppo"), "--hidden-sizes", "5")):
         done = run_here(*PPO, "--workers", "0", "--output", "new", *words, cwd=tmp_path)

@@ -452,25 +452,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_disk_costs_metrics_a_warning_and_not_the_run(small_disk, tmp_path):
-    disk = small_disk("8k")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.csv").symlink_to(disk / "metrics.csv")
-    done = run_here(*RUN, "--iterations", "70", cwd=tmp_path)
-    assert done.returncode == 0
-    (warning,) = done.stderr.splitlines()
-    assert "TableReporter" in warning and "No space left" in warning
-    rows = (tmp_path / "run" / "metrics.csv").read_bytes()
-    small_disk("80k")
-    again = run_here("--resume", "run", "--iterations", "71", cwd=tmp_path)
-    assert again.returncode == 0 and "Reporter" not in again.stderr
-    text = (tmp_path / "run" / "metrics.csv").read_bytes()
-    assert text.startswith(rows) and text.count(b"\n") == 72
-    assert load_newest(tmp_path / "run")[0].totals.iterations == 71
-    timing = (tmp_path / "run" / "timing.csv").read_text().splitlines()
-    assert len(timing) == 72
-
-
 def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_disk, tmp_path):
     (tmp_path / "clean").mkdir()
     arguments = (*RUN, "--checkpoint-every", "3", "--iterations", "30")

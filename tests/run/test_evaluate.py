@@ -155,15 +155,6 @@ def test_the_interval_against_all_resamples_there_are(values):
         assert near[0] <= measured <= near[1]
 
 
-def test_the_interval_of_many_values_is_the_normal_one():
-    values = np.random.default_rng(2).normal(5, 2, 2000)
-    low, high = bootstrap_interval(values)
-    half = 1.96 * values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - half, abs=half / 10)
-    assert high == pytest.approx(values.mean() + half, abs=half / 10)
-    assert bootstrap_interval(values[:1]) == (values[0], values[0])
-
-
 # The command
 
 
@@ -224,9 +215,6 @@ def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate", "missing"], "No such file"),
-        (["evaluate", "empty"], "empty holds no sound checkpoint"),
-        (["evaluate", "empty/file"], "not a checkpoint"),
         (["evaluate"], "run"),
         (["evaluate", "empty", "--episodes", "0"], "--episodes: at least 1"),
         (["evaluate", "empty", "--seed", "-1"], "--seed: an integer from 0"),
@@ -240,14 +228,6 @@ def test_mistakes_get_a_clear_error(words, message, tmp_path):
     (tmp_path / "empty" / "file").touch()
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr
-
-
-@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"]])
-def test_help_needs_no_torch_and_names_the_commands(words, tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
-    done = run_main(*words, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert ("main.py evaluate" in done.stdout) and "--workers" in done.stdout
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
@@ -328,8 +308,9 @@ def killed(whole: Path, run: Path, iterations: int, saved: int) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize(("iterations", "saved"), [(2, 0), (4, 4), (6, 4), (9, 8)])
+@pytest.mark.parametrize(
+    ("iterations", "saved", "workers"), [(2, 0, "2"), (4, 4, "0"), (6, 4, "2"), (9, 8, "0")]
+)
 def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_path):
     run = tmp_path / "run"
     killed(whole, run, iterations, saved)
@@ -340,16 +321,6 @@ def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_pat
         assert (run / name).read_bytes() == (whole / name).read_bytes()
     best = [checkpoint.read_checkpoint(r / "checkpoints" / "best.ckpt") for r in (run, whole)]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
-
-
-def test_an_evaluation_that_never_reached_the_disk_comes_back(whole, tmp_path):
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    lines = (run / "evaluations.csv").read_bytes().splitlines(keepends=True)
-    (run / "evaluations.csv").write_bytes(b"".join(lines[:2]) + lines[2][:9])
-    done = run_here("--resume", "run", "--workers", "0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (run / "evaluations.csv").read_bytes() == (whole / "evaluations.csv").read_bytes()
-    assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 
 
 def test_an_evaluation_that_fails_names_itself_and_offers_no_reproduction(tmp_path):

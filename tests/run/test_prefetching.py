@@ -116,18 +116,6 @@ def chances(snapshot, episodes) -> np.ndarray:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_resumed_run_collects_again_what_was_being_collected(algorithm, tmp_path):
-    with Trainer(config_of(algorithm, 2)) as trainer:
-        whole = rows(trainer)
-    for cut in (1, 3):
-        with Trainer(config_of(algorithm, 2)) as trainer:
-            first = rows(trainer.train() for _ in range(cut))
-            trainer.save(tmp_path / "cut.ckpt")
-        with Trainer.load(tmp_path / "cut.ckpt", workers=1) as trainer:
-            assert first + rows(trainer) == whole
-
-
 @pytest.mark.parametrize("options", [{}, {"shared_torso": True}], ids=["separate", "shared"])
 def test_the_best_checkpoint_has_the_policy_that_collected_the_best_rewards(options, tmp_path):
     scores, collecting = [], []
