@@ -99,16 +99,13 @@ class Trainer:
         """Start the workers or reach the cluster, and make the networks.
 
         Args:
-            config: what to train; an environment alone stands for TrainConfig(env). `resume` has no
-                effect until `resume_run` is called.
+            config: what to train; an environment alone stands for TrainConfig(env).
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
             reports: for the command line, which carries out `config.output` and calls `resume_run`;
-                otherwise settings of output are refused.
+                otherwise settings of output are refused, or without effect.
 
-        Raises:
-            UsageError: the environment or a setting cannot be used.
-            RunError: the cluster cannot be used.
+        Raises UsageError or RunError if the environment, a setting or the cluster cannot be used.
         """
         if not isinstance(config, TrainConfig):
             config = TrainConfig(config)
@@ -195,17 +192,15 @@ class Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
 
         Args:
-            path: a checkpoint file or a run folder.
-            best: use the run folder's best checkpoint, not its newest.
+            path: a checkpoint file or a run folder; with `best`, the folder's best checkpoint.
             callback, stop: as in `Trainer`.
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
-        Raises:
-            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, a
-                change would make it another run, or the other environment has other spaces.
+        Raises UsageError if there is no sound checkpoint, it does not fit model.py, a change would
+        make it another run, or the other environment has other spaces.
         """
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
@@ -266,11 +261,11 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        experiment, totals = self.config.experiment, self.totals
-        if ended(experiment, totals):
+        experiment = self.config.experiment
+        if ended(experiment, self.totals):
             name = "iterations" if experiment.env_steps is None else "env_steps"
             why = f"all {getattr(experiment, name)} are done"
-            if reached(experiment, totals):
+            if reached(experiment, self.totals):
                 name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
             raise UsageError(
                 f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
@@ -319,18 +314,15 @@ class Trainer:
         seed: int = 0,
         record: str | Path | None = None,
     ) -> Evaluation:
-        """Evaluate the policy in episodes that it does not learn from.
+        """Evaluate the policy in that many episodes, which it does not learn from.
 
         Args:
-            episodes: their number.
             explore: whether to sample actions as in training; otherwise each action is the policy's
                 mean, or the choice that is likeliest or worth most.
             seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
-        Raises:
-            UsageError, RunError, Interrupted: as in `train`; UsageError also for a file that cannot
-                be written.
+        Raises as `train` does, and UsageError for a file that cannot be written.
         """
         request = self.evaluation_request(episodes, explore, seed)
         collected = self._backend.collect(self.learner.snapshot(), request).episodes
@@ -352,9 +344,9 @@ class Trainer:
         """Collect only the episode `config.output.reproduce` of the next iteration. Raises as
         `train` does."""
         self._refuse_if_closed()
-        snapshot, indices = self.learner.collector_snapshot(), (self.config.output.reproduce,)
-        iteration = self.totals.iterations
-        request = make_request(self.config, self.spec, iteration, indices, snapshot.version)
+        snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
+        done, version = self.totals.iterations, snapshot.version
+        request = make_request(self.config, self.spec, done, indices, version)
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:

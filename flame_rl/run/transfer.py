@@ -53,14 +53,8 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
-    warnings, settings = [], config.algorithm
-    saved = TrainConfig.from_data(checkpoint.config)
-    before, now = (
-        f"{each.experiment.iterations} iterations"
-        if each.experiment.env_steps is None
-        else f"{each.experiment.env_steps} env steps"
-        for each in (saved, config)
-    )
+    saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
+    lengths = [(each.experiment.iterations, each.experiment.env_steps) for each in (saved, config)]
     scheduled = {
         "learning rates fall to 0": settings.learning_rate_decay,
         "the exponent of the importance weights rises to 1": getattr(
@@ -68,10 +62,9 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         ),
     }
     for what, there in scheduled.items():
-        if there and before != now:
+        if there and lengths[0] != lengths[1]:
             warnings.append(
-                f"{what} at the end of the run: with {now} in place of {before}, results differ "
-                "from now on"
+                f"{what} at the end of the run: with another end, results differ from now on"
             )
     then, device = saved.execution.device, config.execution.device
     if then != device:
@@ -141,13 +134,9 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
     """Give a new learner what fits of the run that `config.experiment.from_` names, if any. All
     else begins anew: optimisers, versions, counters, random numbers.
 
-    Returns:
-        The SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
-        what was not, and why.
-
-    Raises:
-        UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
-            it fits, or with `with_replay` its replay memory does not.
+    Returns the SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
+    what was not, and why. Raises UsageError if there is no sound checkpoint, its state is not that
+    of `from_digest`, nothing of it fits, or with `with_replay` its replay memory does not.
     """
     path, with_replay = config.experiment.from_, getattr(config.algorithm, "with_replay", False)
     if path is None:
@@ -216,9 +205,8 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     are counted from the first with arrays: the one that selects --policy-observations has none.
     Copies of networks, such as target networks, are copies again.
 
-    Returns:
-        The names of the parts of which something was taken, none if no weights fit; and why layers
-        were not.
+    Returns the names of the parts of which something was taken, none if no weights fit; and why
+    layers were not.
     """
     from flame_rl.learner.training.trained import modules_in
 

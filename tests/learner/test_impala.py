@@ -59,8 +59,8 @@ def test_on_policy_it_is_the_generalised_advantage(terminated):
     samples = {"rewards": rewards[None], "discounts": discounts, "mask": ones}
     errors, _ = v_trace(samples, values[None, :-1], following, ones, 0.8)
     lengths, ends = np.array([7]), np.array([terminated])
-    errors = td_errors(rewards, values, lengths, ends, 0.9)
-    expected = generalized_advantages(errors, lengths, 0.9 * 0.8)
+    deltas = td_errors(rewards, values, lengths, ends, 0.9)
+    expected = generalized_advantages(deltas, lengths, 0.9 * 0.8)
     np.testing.assert_allclose(errors[0], expected, rtol=1e-9)
 
 

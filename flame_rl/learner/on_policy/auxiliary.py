@@ -81,6 +81,11 @@ def loss_of_steps(
             f"--auxiliary: {name} returned {made!s:.200}; it must return one loss for each step, "
             f"torch.float32 of shape {tuple(wanted)}"
         )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise UsageError(
+            f"--auxiliary: {name} returned losses that do not depend on the features; leave out "
+            "`detach` and `no_grad`"
+        )
     return loss
 
 
