@@ -57,9 +57,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     lengths = [(each.experiment.iterations, each.experiment.env_steps) for each in (saved, config)]
     scheduled = {
         "learning rates fall to 0": settings.learning_rate_decay,
-        "the exponent of the importance weights rises to 1": getattr(
-            settings, "prioritized", False
-        ),
+        "importance weights' exponent rises to 1": getattr(settings, "prioritized", False),
     }
     for what, there in scheduled.items():
         if there and lengths[0] != lengths[1]:
