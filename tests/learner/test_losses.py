@@ -19,7 +19,6 @@ from flame_rl.settings.algorithms import loss_name
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
-from tests.helpers import episode_of, together
 from tests.learners import ON_POLICY, learner_of, random_episodes
 
 HERE = "tests.learner.test_losses"
@@ -243,58 +242,6 @@ def test_the_kl_limit_holds_for_all_that_moves_the_policy(algorithm):
         assert metrics["policy_gradient_norm"] < 0.1 * metrics["size_gradient_norm"]
         shortened.append(metrics["update_scale"])
     assert min(shortened) < 1
-
-
-class Product(nn.Module):
-    """Reads the product of two numbers from the features, which have it only if they are taught."""
-
-    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
-        super().__init__()
-        self.output = nn.Linear(features, 1)
-
-    def forward(self, features, samples):
-        wanted = samples["observations"][..., 0] * samples["observations"][..., 1]
-        return (self.output(features).squeeze(-1) - wanted.detach()).square()
-
-
-@pytest.mark.parametrize(("weight", "learns"), [(1e4, True), (0.0, False)])
-def test_an_auxiliary_loss_teaches_the_shared_layers(weight, learns):
-    """A linear output of the features is the product then, also for observations that were never
-    seen. The other losses do not teach it: all rewards are equal."""
-    learner = shared_learner(
-        True,
-        algorithm="ppo",
-        hidden_sizes=(24,),
-        learning_rate=0.02,
-        gamma=0.0,
-        value_weight=0.01,
-        auxiliary=(f"{HERE}:Product",),
-        auxiliary_weights=(weight,),
-    )
-    rng = np.random.default_rng(0)
-    episodes = together(
-        [
-            episode_of(
-                index=0,
-                observations=rng.uniform(-1, 1, (257, 3)).astype(np.float32),
-                actions=rng.standard_normal((256, 2)).astype(np.float32),
-                rewards=np.ones(256),
-                terminated=True,
-                truncated=False,
-            )
-        ]
-    )
-    for _ in range(150):
-        metrics = learner.update(episodes)
-    assert (metrics["product_loss"] < 0.005) == learns
-    fresh = torch.from_numpy(rng.uniform(-1, 1, (500, 3)).astype(np.float32))
-    module = learner.parts["shared"]
-    with torch.no_grad():
-        features = torch.tanh(module.policy.network[0](fresh))
-    wanted = (fresh[:, 0] * fresh[:, 1]).numpy()
-    predicted = module.auxiliary["product_loss"].output(features).detach().numpy()[:, 0]
-    error = np.square(predicted - wanted).mean() / wanted.var()
-    assert (error < 0.1) == learns
 
 
 def test_a_policy_that_went_too_far_ends_the_update_for_the_values_too():

@@ -123,11 +123,6 @@ def test_a_shorter_update_has_the_bits_of_torchs(count):
         np.testing.assert_array_max_ulp(found, expected, ulps)
 
 
-def test_a_whole_update_says_so():
-    metrics = learner_of(True, algorithm="ppo", epochs=3).update(random_episodes(True))
-    assert (metrics["policy_steps"], metrics["update_scale"]) == (3, 1)
-
-
 @pytest.mark.parametrize("options", [{}, {"shared_torso": True}, {"memory": "gru"}])
 @pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_values_stay_when_returns_grow(algorithm, options):
