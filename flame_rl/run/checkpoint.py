@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, librar
 from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.system.files import open_regular, refused_as, write_atomically
 from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
@@ -79,16 +79,10 @@ class Checkpoint:
         return Totals(**{field.name: getattr(self, field.name) for field in fields(Totals)})
 
 
-@contextlib.contextmanager
-def refused_by_the_disk(path: Path) -> Iterator[None]:
+def refused_by_the_disk(path: Path) -> AbstractContextManager[None]:
     """Within the block, an OSError becomes a RunError about this checkpoint."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"the checkpoint {path} could not be written: {why_refused(error)}. Earlier "
-            "checkpoints are untouched; once it can be written, go on with --resume"
-        ) from error
+    remedy = "Earlier checkpoints are untouched; once it can be written, go on with --resume"
+    return refused_as(RunError, f"the checkpoint {path} could not be written", f". {remedy}")
 
 
 def encode_checkpoint(
@@ -218,7 +212,5 @@ def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
     path = folder / WEIGHTS_NAME
     # The format takes no array whose numbers are in another order than their bytes.
     ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
-    try:
+    with refused_as(RunError, f"{path} could not be written"):
         write_atomically(path, safetensors.numpy.save(ordered))
-    except OSError as error:
-        raise RunError(f"{path} could not be written: {why_refused(error)}") from error

@@ -21,7 +21,7 @@ import flame_rl
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.system.files import open_regular, refused_as, write_atomically
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -75,7 +75,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
     """The run's folder, made if it is not there; within the block no other process gets it. It is
     removed if nothing was written to it. Raises UsageError if another process holds it, another run
     is in it, or writing fails."""
-    with _refused(None):
+    with refused_as(UsageError, "--output: cannot write"):
         folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
     with lock:
@@ -97,16 +97,6 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
                 if [path.name for path in folder.iterdir()] == [LOCK_NAME]:
                     (folder / LOCK_NAME).unlink()
                     folder.rmdir()
-
-
-@contextlib.contextmanager
-def _refused(folder: Path | None) -> Iterator[None]:
-    """Within the block, an OSError becomes a UsageError about this folder, or the error's file."""
-    try:
-        yield
-    except OSError as error:
-        where = folder or error.filename
-        raise UsageError(f"--output: cannot write to {where}: {why_refused(error)}") from error
 
 
 def is_held(folder: Path) -> bool:
@@ -166,7 +156,7 @@ def path_to_show(folder: Path, here: Path) -> Path:
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.json. Raises UsageError if it cannot be written."""
-    with _refused(folder):
+    with refused_as(UsageError, f"--output: cannot write to {folder}"):
         write_atomically(folder / CONFIG_NAME, config.to_json().encode())
 
 
@@ -224,7 +214,10 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
         "versions": library_versions(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
-    with _refused(folder), (folder / STARTS_NAME).open("a") as file:
+    with (
+        refused_as(UsageError, f"--output: cannot write to {folder}"),
+        (folder / STARTS_NAME).open("a") as file,
+    ):
         file.write(json.dumps(line) + "\n")
 
 

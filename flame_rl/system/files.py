@@ -7,6 +7,7 @@ import errno
 import os
 import pwd
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def refused_as(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
+    """Within the block, an OSError becomes an error of this kind, which says what was refused, why,
+    and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {why_refused(error)}{remedy}") from error
 
 
 def why_refused(error: OSError) -> str:

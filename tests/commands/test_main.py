@@ -246,7 +246,7 @@ def test_the_default_folder_names_environment_and_algorithm(tmp_path):
         (["--output", "occupied"], "occupied holds another run"),
         (["--output", "saved"], "saved holds another run"),
         (["--output", "a_file"], "a_file is a file"),
-        (["--output", "a_file/below"], "cannot write to a_file/below"),
+        (["--output", "a_file/below"], "--output: cannot write: "),
     ],
 )
 def test_mistakes_get_a_clear_error(arguments, words, tmp_path):

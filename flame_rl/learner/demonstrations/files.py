@@ -31,7 +31,7 @@ from flame_rl.learner.rewards import Rewards
 from flame_rl.learner.state import REPLAY
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.system.files import open_regular, refused_as, why_refused, write_atomically
 from flame_rl.system.machine import physical_bytes, require
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, concatenate
@@ -63,10 +63,8 @@ def write_demonstrations(path: Path, episodes: Episodes, spec: EnvironmentSpec) 
     the same bytes. Raises UsageError if it cannot be written."""
     packed = io.BytesIO()
     np.savez(packed, **arrays_of(episodes, spec))
-    try:
+    with refused_as(UsageError, f"--record: {path} cannot be written"):
         write_atomically(path, packed.getvalue())
-    except OSError as error:
-        raise UsageError(f"--record: {path} cannot be written: {why_refused(error)}") from error
 
 
 @contextmanager

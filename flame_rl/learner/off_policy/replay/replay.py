@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, tree
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, capacity_in_words
 from flame_rl.learner.state import REPLAY
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.files import why_refused
+from flame_rl.system.files import refused_as
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
@@ -191,17 +191,12 @@ class ReplayMemory:
             )
         self._waiting = {name: array.copy() for name, array in state.items()}
 
-    @contextmanager
-    def _refused_by_the_disk(self) -> Iterator[None]:
+    def _refused_by_the_disk(self) -> AbstractContextManager[None]:
         """Within the block, an OSError becomes a RunError about the journal."""
-        try:
-            yield
-        except OSError as error:
-            folder = self._folder if self._journal is None else self._journal.folder
-            raise RunError(
-                f"replay: the episodes could not be written to {folder}: {why_refused(error)}. "
-                "What was learned before is safe; once there is room, go on with --resume"
-            ) from error
+        folder = self._folder if self._journal is None else self._journal.folder
+        remedy = "What was learned before is safe; once there is room, go on with --resume"
+        what = f"replay: the episodes could not be written to {folder}"
+        return refused_as(RunError, what, f". {remedy}")
 
     def _opened(self) -> Journal:
         if self._journal is None:
