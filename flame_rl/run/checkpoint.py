@@ -187,7 +187,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
     """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
-    of what is wrong with newer ones. Raises UsageError if there is none that can be used."""
+    of what is wrong with newer ones. Raises UsageError if there is none."""
     file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
     try:
         if not file.is_dir():

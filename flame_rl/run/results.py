@@ -158,8 +158,7 @@ class IterationResult:
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
-    """The summary of collected episodes, where `agents` play one together. Raises as
-    `Rewards.raw` does."""
+    """The summary of collected episodes, where `agents` play one together."""
     episodes = rewards.raw(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
