@@ -25,7 +25,7 @@ from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
-from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
+from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
 
@@ -71,7 +71,7 @@ class Checkpoint:
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
     length_growth: Number = 1.0
-    mean_return: Annotated[Number | None, RARE] = None
+    mean_return: Number | None = None
 
     @property
     def totals(self) -> Totals:
@@ -93,20 +93,16 @@ def encode_checkpoint(
     tables: dict[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
-    texts = {
-        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
-        for name, text in (tables or {}).items()
-    }
-    checkpoint = Checkpoint(
+    header = {
+        "format": FORMAT,
         **vars(state.totals),
-        score=score,
-        spec=spec,
-        config=config.to_data(),
-        versions=library_versions(),
-        learner={},
-        tables={},
-    )
-    header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
+        "score": score,
+        "spec": to_data(spec),
+        "config": config.to_data(),
+        "versions": library_versions(),
+    }
+    compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
+    texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
     body = pack("checkpoint", header, state.learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 

@@ -214,10 +214,8 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
         "versions": library_versions(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
-    with (
-        refused_as(UsageError, f"--output: cannot write to {folder}"),
-        (folder / STARTS_NAME).open("a") as file,
-    ):
+    path = folder / STARTS_NAME
+    with refused_as(UsageError, f"--output: cannot write to {path}"), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -227,20 +225,17 @@ def package_version() -> str:
     root = Path(flame_rl.__file__).parent.parent
     if not (root / ".git").exists():
         return flame_rl.__version__
-    words = [
-        "git",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_GIT_SECONDS)
+        done = subprocess.run(
+            ["git", "-C", root, *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+        )
     except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
         return flame_rl.__version__
     commit = done.stdout.strip()

@@ -133,9 +133,10 @@ def with_arrays(**changes) -> bytes:
     return sealed(packing.pack("checkpoint", HEADER, ARRAYS | changes))
 
 
-# Older checkpoints have no growth.
+# Older checkpoints have no growth, and no mean return.
+OPTIONAL = ("length_growth", "mean_return")
 HOSTILE = {
-    **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type", "length_growth"})},
+    **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type", *OPTIONAL})},
     "empty": b"",
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),
