@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed.
-
-    Raises:
-        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-            card.
-    """
+    """A learner with the configured algorithm; its initial weights follow from the seed. Raises
+    UsageError if the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
+    card."""
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:

@@ -50,22 +50,13 @@ class Rewards:
         return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
 
     def raw(self, episodes: Episodes) -> Episodes:
-        """The collected episodes with raw rewards, one number for each step.
-
-        Raises:
-            UsageError: the user's function raised an exception, or returned something else than a
-                finite number for each step. `shaped` raises it, too.
-        """
+        """The collected episodes with raw rewards, one number for each step. Raises UsageError, as
+        `shaped` does, where the user's function fails or returns something else."""
         return episodes if self.own is None else _with_rewards(episodes, self.own)
 
     def shaped(self, collected: Episodes, raw: Episodes) -> Episodes:
-        """The episodes with shaped rewards; where there are parts, all of them are the column
-        "reward_parts", float64 [N, P].
-
-        Args:
-            collected: as they came from the actors.
-            raw: what `raw` made of them.
-        """
+        """The episodes with shaped rewards, given the collected ones and what `raw` made of them;
+        where there are parts, all of them are the column "reward_parts", float64 [N, P]."""
         episodes = raw if self.learned is None else _with_rewards(raw, self.learned)
         columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
         if self.parts:
@@ -86,13 +77,8 @@ class Rewards:
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
     def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
-        """By name, the mean over the episodes of the undiscounted sum of each part; as `LEARNED`,
-        of the shaped rewards, where they are not the raw ones.
-
-        Args:
-            collected: as they came from the actors.
-            shaped: what `shaped` made of them.
-        """
+        """By name, the mean over the collected episodes of the undiscounted sum of each part; as
+        `LEARNED`, of the shaped rewards, where they are not the raw ones."""
         means: dict[str, float] = {}
         if self.parts:
             sums = [_parts_of(episode).sum(axis=0) for episode in collected]
@@ -107,12 +93,9 @@ OWN = Rewards()
 
 
 def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
-    """What becomes of the environment's rewards by these settings.
-
-    Raises:
-        UsageError: there are not as many weights as parts, two parts have one name, the user's
-            function cannot be imported, or nothing makes one number of a reward that is a vector.
-    """
+    """What becomes of the environment's rewards by these settings. Raises UsageError if there are
+    not as many weights as parts, two parts have one name, the user's function cannot be imported,
+    or nothing makes one number of a reward that is a vector."""
     count, outcomes, reward = sum(spec.reward_shape), experiment.outcomes, None
     parts = (*(f"reward_{place}" for place in range(count)), *experiment.reward_parts)
     for name in (*experiment.reward_parts, *outcomes):

@@ -165,7 +165,7 @@ class Trainer:
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
-        self._closing.callback(self.learner.close)
+        self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
         # Samples the actions of `compute_action`; episodes have generators of their own.
