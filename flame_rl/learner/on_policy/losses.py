@@ -91,14 +91,8 @@ def explained_variance(values: np.ndarray, targets: np.ndarray) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Term:
-    """One loss of a sum.
-
-    Attributes:
-        name: of the loss, as in metrics.csv: "policy" has policy_loss and policy_gradient_norm.
-        weight: its factor in the sum.
-        loss: sees its own outputs alone.
-        outputs: the places of its outputs among the network's.
-    """
+    """One loss of a sum, with its factor; it sees its own `outputs` alone, which are places among
+    the network's. With the name "policy", metrics.csv has policy_loss and policy_gradient_norm."""
 
     name: str
     weight: float
@@ -119,13 +113,9 @@ def differentiate_sum(
         samples: B samples.
         gradient: float32 [P], overwritten.
 
-    Returns:
-        Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
-        its unweighted loss and the norm of its weighted gradient; and the other numbers of the
-        terms' losses under their own names.
-
-    Raises:
-        UsageError: torch cannot differentiate a loss.
+    Returns means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
+    its unweighted loss and the norm of its weighted gradient; and the other numbers of the terms'
+    losses under their own names. Raises UsageError if torch cannot differentiate a loss.
     """
 
     def of_slice(chunk: Samples, every: np.ndarray) -> dict[str, float]:

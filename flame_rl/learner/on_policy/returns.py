@@ -69,9 +69,6 @@ def generalized_advantages(
         decay: lambda is from 0 (one step) to 1 (the whole episode).
         weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
             None: all are 1.
-
-    Returns:
-        float64 [N].
     """
     weights = 1.0 if weights is None else weights
     return _discounted_sums(weights * errors, decay * weights, lengths, np.zeros(len(lengths)))
@@ -86,10 +83,7 @@ def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
     Args:
         returns: float64 [N], the episodes one after another.
-        lengths: int64 [E].
-
-    Returns:
-        float64 [N]; zeros if there is only one episode.
+        lengths: int64 [E]; of a single episode the result is zeros, float64 [N].
     """
     if len(lengths) == 1:
         return np.zeros_like(returns)
@@ -122,32 +116,20 @@ def constant_value(
 
 
 def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
-    """Returns minus the baseline; a difference that is no more than rounding is 0.
-
-    Otherwise `standardize` would scale the rounding of equal returns up to a gradient.
-
-    Args:
-        returns: float64 [N].
-        baseline: float64 [N], or one number.
-    """
+    """Returns, float64 [N], minus the baseline, [N] or one number. A difference that is no more
+    than rounding is 0: `standardize` would scale that of equal returns up to a gradient."""
     differences = returns - baseline
     rounding = _ROUNDING * np.abs(returns).max()
     return np.where(np.abs(differences) <= rounding, 0.0, differences)
 
 
 def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
-    """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
+    """Shift values, float64 [N], to mean 0 and scale them to standard deviation 1, float32 [N].
 
-    Never per episode: an episode with reward 1 per step and one with 5 per step would get the same
-    weights. Equal values carry no preference and become 0.
-
-    Args:
-        values: float64 [N].
-        weights: where the values are weighted, `Batch.importance_weights`: what is subtracted is a
-            baseline, and weighted like them, so that a step of weight 0 stays 0.
-
-    Returns:
-        float32 [N].
+    Over the whole batch, and never per episode: an episode with reward 1 per step and one with 5
+    per step would get the same weights. Equal values carry no preference and become 0. Weighted
+    values come with their weights, `Batch.importance_weights`: what is subtracted is a baseline,
+    and weighted like them, so that a step of weight 0 stays 0.
     """
     centered = values - weights * values.mean()
     scale = centered.std()

@@ -246,14 +246,9 @@ def _attribute(env: gymnasium.Env, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Relabelling:
-    """Which steps get another goal, and which (section 3.3 and 4.5).
-
-    Attributes:
-        functions: of the environment's goals.
-        strategy: "future", a goal that the episode achieved after the step, each as likely as any
-            other; "final", the one that it achieved last.
-        share: the probability that a step gets another goal.
-    """
+    """Which steps get another goal, and which (section 3.3 and 4.5): each with the probability
+    `share`, by the `strategy` "future" a goal that the episode achieved after the step, each as
+    likely as any other; by "final" the one that it achieved last."""
 
     functions: GoalFunctions
     strategy: Literal["future", "final"]
