@@ -102,12 +102,8 @@ class Journal:
         self._digest, self._synced = NO_DIGEST, False
 
     def append(self, episodes: Episodes) -> None:
-        """Append episodes as one record.
-
-        Raises:
-            OSError: the disk refuses. The journal is as it was; the same episodes can be appended
-                later.
-        """
+        """Append episodes as one record. Raises OSError if the disk refuses; the journal is then as
+        it was, and the same episodes can be appended later."""
         segment, end = self._segment, self._end
         if end >= self._segment_bytes:
             sync(self.path(segment))
@@ -151,13 +147,8 @@ class Journal:
 
     def read(self, place: Place | None = None) -> Iterator[Record]:
         """The records that a place needs, or all up to one that is torn, the oldest first; the
-        folder stays as it is.
-
-        Raises:
-            JournalError: one that the place needs is missing, damaged or of another run.
-            OSError: the disk refuses.
-            ValueError: a record is sound and has another form, or other columns.
-        """
+        folder stays as it is. Raises JournalError if one that the place needs is missing, damaged
+        or of another run; ValueError if a sound one has another form; OSError."""
         last, digest = (0, 0), None
         for segment in self.segments(0 if place is None else place.oldest):
             for record in self._records(segment):

@@ -79,9 +79,8 @@ class ReplayMemory:
 
     def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
         """Add the episodes of another replay memory, given what its `state_dict` returned and the
-        folder of its journal, which stays as it is. Raises KeyError or ValueError if the state is
-        none, or if episodes are missing, damaged or of another form; OSError if the files cannot be
-        read; and as `add` does."""
+        folder of its journal, which stays as it is. Raises KeyError, ValueError or OSError if they
+        are missing, damaged or of another form; and as `add` does."""
         for record in Journal(folder, self.store.columns).read(_place_in(state)):
             self.add(record.episodes)
 
@@ -111,13 +110,9 @@ class ReplayMemory:
             self._journal.forget(first)
 
     def add(self, episodes: Episodes) -> None:
-        """Add episodes in their order.
-
-        Raises:
-            RunError: a reward is beyond float32, in which the store keeps it; or the disk refuses,
-                or what was there before is damaged.
-            UsageError: an episode is longer than the capacity; nothing was added.
-        """
+        """Add episodes in their order. Raises RunError if a reward is beyond float32, the disk
+        refuses, or what was there before is damaged; UsageError if an episode is longer than the
+        capacity, and nothing was added."""
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
         greatest = np.abs(episodes.columns["rewards"]).max()
         if greatest > np.finfo(np.float32).max:
