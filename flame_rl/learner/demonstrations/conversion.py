@@ -163,10 +163,9 @@ def _observations(
                 f"{space if own is None else own!s:.100}; an episode of T steps has T + 1 rows"
             )
         with np.errstate(invalid="ignore"):
-            taken = array.astype(column.dtype)
-        if column.dtype == "uint8" and (taken != array).any():
+            found[column.name] = np.ascontiguousarray(array.astype(column.dtype))
+        if column.dtype == "uint8" and (found[column.name] != array).any():
             raise UsageError(f"{column.name}: not integers from 0 to 255, of {own!s:.100}")
-        found[column.name] = np.ascontiguousarray(taken)
     return found
 
 
