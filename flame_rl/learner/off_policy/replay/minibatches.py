@@ -68,9 +68,9 @@ class Minibatches:
     def draw(
         self, number: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray]:
-        """Draw K = `number` minibatches: samples, [K, B, ...], with importance "weights", float32, to
-        the power of `beta` unless steps are drawn uniformly; and the positions in the replay memory
-        of the first b samples of each, int64 [K, b]."""
+        """Draw K = `number` minibatches: samples, [K, B, ...], with importance "weights", float32,
+        to the power of `beta` unless steps are drawn uniformly; and the positions in the replay
+        memory of the first b samples of each, int64 [K, b]."""
         demonstrated = 0
         if self.demonstrations is not None:
             demonstrated = min(self.size - 1, math.floor(self.share * self.size + 0.5))
