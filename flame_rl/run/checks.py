@@ -161,28 +161,24 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 def _about_picture(part: ObservationPart) -> str:
     """A warning of a large picture, or of a Box that may be meant as one, and is none; or ""."""
-    space, numbers = part.space, part.stop - part.start
-    if (size := picture_size(space)) is not None:
+    space, size = part.space, picture_size(part.space)
+    if size is not None:
         times = size[0] * size[1] / _USUAL_PIXELS
         large = (
             f"observation{part.name} is a picture of {size[0]} x {size[1]}, {times:.0f} times the "
             "84 x 84 that are usual, and takes the networks about as many times as long: make it "
             "smaller by a --wrapper, with gymnasium.wrappers.ResizeObservation"
         )
-        return "" if times < _MANY_TIMES else large
+        return large if times >= _MANY_TIMES else ""
     axes = len(space.shape) if isinstance(space, spaces.Box) else 0
+    numbers = part.stop - part.start
     # A Box of bytes with up to three axes is narrower than any picture.
     if axes < 2 or numbers < _MANY or (axes <= 3 and space.dtype in OF_ONE_BYTE):
         return ""
-    remedy = "as a Box of uint8 it would be a picture (gymnasium.wrappers.TransformObservation)"
-    if axes > 3:
-        remedy = (
-            "a picture has two or three axes. Where several are stacked, give the latest alone, "
-            "without the wrapper that stacks them: --frame-stack N shows the last N"
-        )
     return (
         f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
-        f"{numbers:,} single numbers, without convolutions; {remedy}"
+        f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 with two "
+        "or three axes, and --frame-stack N shows the last N"
     )
 
 

@@ -506,23 +506,22 @@ def test_actions_without_bounds_are_said_at_the_start(bounds, words):
         (
             spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (40, 50, 3), np.float32)),
             "6,027 numbers: ['a'] 27, ['seen'] 6,000",
-            f"observation['seen'], a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
+            f"observation['seen'], a Box of float32 [40, 50, 3], {NO_PICTURE}; a picture is",
         ),
         (
             spaces.Box(0, 1, (40, 50, 3), np.float32),
             "6,000 numbers",
-            f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
+            f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; a picture is",
         ),
         (
             spaces.Box(0, 255, (4, 10, 50, 3), np.uint8),  # stacked
             "6,000 numbers",
-            f"observation, a Box of uint8 [4, 10, 50, 3], {NO_PICTURE}; a picture has two or three "
-            "axes. Where several are stacked, give the latest alone, without the wrapper",
+            f"observation, a Box of uint8 [4, 10, 50, 3], {NO_PICTURE}; a picture is a Box of",
         ),
         (
             spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (4, 10, 50, 3), np.float32)),
             "6,027 numbers: ['a'] 27, ['seen'] 6,000",
-            f"['seen'], a Box of float32 [4, 10, 50, 3], {NO_PICTURE}; a picture has two or three",
+            f"['seen'], a Box of float32 [4, 10, 50, 3], {NO_PICTURE}; a picture is",
         ),
         (spaces.Box(0, 255, (2, 600), np.uint8), "1,200 numbers", None),
     ],
