@@ -53,37 +53,12 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
         raise UsageError(
             f"--hidden-sizes: {len(widths)} hidden layers, and actors take at most {most} here"
         )
-    weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
-    _refuse_beyond_memory(f"--hidden-sizes: {widths}", _WEIGHT_BYTES * weights)
-
-
-def _refuse_beyond_memory(what: str, needed: int) -> None:
+    needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     if needed > (there := physical_bytes()):
         raise UsageError(
-            f"{what} would take at least {needed / 1e9:.1f} GB, and this machine has "
-            f"{there / 1e9:.1f} GB; choose less"
+            f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
+            f"has {there / 1e9:.1f} GB; choose less"
         )
-
-
-def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """A warning where an iteration's observations may take much of this machine's memory. Raises
-    UsageError if they do not fit into it."""
-    most, fixed = most_env_steps_of_an_iteration(config.experiment, spec)
-    if most is None:
-        return []
-    # An on-policy epoch has them in an order of its own, too.
-    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
-    inputs = observation_inputs(spec.observation_space)
-    needed = most * copies * sum(each.width * np.dtype(each.dtype).itemsize for each in inputs)
-    if fixed:
-        _refuse_beyond_memory(f"--steps-per-iter: {most}", needed)
-    if needed < _MUCH * (there := physical_bytes()):
-        return []
-    return [
-        f"an iteration's observations: {'' if fixed else 'up to '}{most:,} steps of {spec.env_id} "
-        f"take {needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB; fewer steps "
-        "(--steps-per-iter) or smaller pictures take less"
-    ]
 
 
 def most_env_steps_of_an_iteration(
@@ -124,8 +99,8 @@ def about_goals(spec: EnvironmentSpec) -> str:
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits, the warm-up, the bounds of actions, and
-    pictures."""
+    """What a run's user should know of time limits, the warm-up, the bounds of actions,
+    pictures and memory."""
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
@@ -156,7 +131,23 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "environment are better: actions are scaled to them"
         )
     about = map(_about_picture, observation_parts(spec.observation_space))
-    return warnings + list(filter(None, about))
+    return warnings + list(filter(None, (*about, _about_memory(config, spec))))
+
+
+def _about_memory(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    """A warning where an iteration's observations may take much of this machine's memory; or ""."""
+    most, fixed = most_env_steps_of_an_iteration(config.experiment, spec)
+    # An on-policy epoch has them in an order of its own, too.
+    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
+    inputs = observation_inputs(spec.observation_space)
+    each = copies * sum(part.width * np.dtype(part.dtype).itemsize for part in inputs)
+    if most is None or most * each < _MUCH * physical_bytes():
+        return ""
+    return (
+        f"an iteration's observations: {'' if fixed else 'up to '}{most:,} steps of {spec.env_id} "
+        f"take {most * each / 1e9:.1f} GB, and this machine has {physical_bytes() / 1e9:.1f} GB; "
+        "fewer steps (--steps-per-iter) or smaller pictures take less"
+    )
 
 
 def _about_picture(part: ObservationPart) -> str:

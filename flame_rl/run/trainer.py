@@ -160,7 +160,6 @@ class Trainer:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
         self.warnings += checks.environment_warnings(self.config, self.spec)
-        self.warnings += checks.refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
