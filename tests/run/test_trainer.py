@@ -376,12 +376,6 @@ def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
     assert done.returncode == 2 and "twice_the_pay made this run" in done.stderr
 
 
-@pytest.mark.parametrize("env", ["", " ", None, 3])
-def test_what_is_no_environment(env):
-    with pytest.raises(UsageError, match="--env: a name or Gymnasium id"):
-        TrainConfig(env=env)
-
-
 # What is left
 
 
