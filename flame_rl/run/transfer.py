@@ -54,16 +54,12 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
     saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
-    lengths = [(each.experiment.iterations, each.experiment.env_steps) for each in (saved, config)]
-    scheduled = {
-        "learning rates fall to 0": settings.learning_rate_decay,
-        "importance weights' exponent rises to 1": getattr(settings, "prioritized", False),
-    }
-    for what, there in scheduled.items():
-        if there and lengths[0] != lengths[1]:
-            warnings.append(
-                f"{what} at the end of the run: with another end, results differ from now on"
-            )
+    before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
+    if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
+        warnings.append(
+            "with another end of the run, the learning rates or importance weights that follow it "
+            "differ from now on"
+        )
     then, device = saved.execution.device, config.execution.device
     if then != device:
         warnings.append(
