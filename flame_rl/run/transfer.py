@@ -89,23 +89,15 @@ def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, 
 def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
     """Raise UsageError unless a policy that was trained in one environment can act in the other.
     Bounds may differ: actions are scaled to those that are there."""
-    pairs = {
-        "observes": (trained.observation_space, here.observation_space),
-        "takes actions of": (trained.action_space, here.action_space),
-    }
-    for does, (then, now) in pairs.items():
-        if form_of(then) != form_of(now):
+    forms = {"observation_space": form_of, "action_space": form_of, "masked": bool}
+    for name, form in forms.items():
+        then, now = getattr(trained, name), getattr(here, name)
+        if form(then) != form(now):
             raise UsageError(
-                f"--env: the policy was trained in {trained.env_id} and {does} {then}; "
-                f"{here.env_id} has {now}. Name an environment with the same spaces, or a wrapper "
-                "that makes them so; main.py --env … --from RUN trains in another one"
+                f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
+                f"of {here.env_id} {now}; name an environment that has the same, or a wrapper that "
+                "makes it so; main.py --env … --from RUN trains in another one"
             )
-    if trained.masked != here.masked:
-        (which,) = [spec.env_id for spec in (trained, here) if spec.masked]
-        raise UsageError(
-            f"--env: of {trained.env_id} and {here.env_id}, only {which} has action masks; name "
-            "an environment that has them as in training"
-        )
 
 
 def form_of(space: spaces.Space) -> object:

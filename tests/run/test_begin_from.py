@@ -264,14 +264,6 @@ def test_replayed_experience_comes_along_and_the_old_files_stay(old):
     assert contents(old / "dqn" / "replay") == before
 
 
-def test_a_smaller_memory_keeps_the_latest(old):
-    with replaying(old, capacity=70) as trainer:
-        kept = steps_of(trainer)
-    with replaying(old) as trainer:
-        np.testing.assert_array_equal(kept, steps_of(trainer)[-len(kept) :])
-    assert 40 < len(kept) <= 70
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -284,18 +276,6 @@ def test_a_smaller_memory_keeps_the_latest(old):
 def test_experience_of_another_form_is_refused_by_the_name_of_its_column(old, settings, message):
     with pytest.raises(UsageError, match=message), replaying(old, **settings):
         pass
-
-
-def test_missing_experience_is_named(old, tmp_path):
-    copy = shutil.copytree(old / "dqn", tmp_path / "dqn")
-    (segment,) = (copy / "replay").iterdir()
-    for damage, words in (
-        (lambda: segment.write_bytes(segment.read_bytes()[:-9]), "not all of them are there"),
-        (lambda: shutil.rmtree(copy / "replay"), "No such file"),
-    ):
-        damage()
-        with pytest.raises(UsageError, match=f"--with-replay: .*{words}"), replaying(tmp_path):
-            pass
 
 
 def test_a_run_without_experience_has_none_to_give(old):

@@ -6,14 +6,10 @@ import csv
 import itertools
 import json
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -24,7 +20,7 @@ from flame_rl.run.checkpoint import list_checkpoints
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.run.results import bootstrap_interval
 from tests.flame_fixtures import Flame
-from tests.helpers import SOON, environment_id, run_here, run_main, start_main
+from tests.helpers import environment_id, run_here, run_main
 
 RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
 EVALUATED = (
@@ -228,29 +224,6 @@ def test_mistakes_get_a_clear_error(words, message, tmp_path):
     (tmp_path / "empty" / "file").touch()
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr
-
-
-def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
-    config = TrainConfig(env=environment_id("Slow"), local=True, workers=0)
-    with Trainer(config) as trainer:
-        trainer.save(tmp_path / "slow.ckpt")
-    process = start_main(
-        *("evaluate", "slow.ckpt", "--episodes", "4000", "--workers", "2"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stderr.readline().startswith("No Flame cluster is configured")
-    limit = time.monotonic() + 600
-    while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.05)
-    assert len(children) == 2
-    time.sleep(1)  # into the collecting
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 130 and output == errors == ""
-    assert psutil.wait_procs(children, timeout=SOON)[1] == []
 
 
 def test_on_a_cluster_it_is_the_same(memory: Flame, whole, tmp_path):
