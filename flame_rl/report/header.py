@@ -108,10 +108,11 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
 def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
     """How many updates a run has, one an iteration, where they are fewer than `FEW_UPDATES`, and
     what would change that; "" where they are not, or their number is not known."""
-    updates, (each, fixed) = experiment.iterations, most_env_steps_of_an_iteration(experiment, spec)
+    updates, each = experiment.iterations, most_env_steps_of_an_iteration(experiment, spec)
     remedy, at_least = "--iterations sets more", ""
     if experiment.env_steps is not None:
         # Episodes may be shorter than they might be.
+        fixed = experiment.steps_per_iter is not None
         at_least, smaller = ("", "a smaller") if fixed else ("at least ", "a")
         updates = -(-experiment.env_steps // each) if each is not None else FEW_UPDATES
         remedy = (

@@ -38,9 +38,6 @@ _MANY = 1000
 _USUAL_PIXELS, _MANY_TIMES = 84 * 84, 5
 
 
-# Sizes
-
-
 def refuse_impossible_sizes(config: TrainConfig) -> None:
     """Raise UsageError for more layers than actors take, or more weights than this machine has
     memory for."""
@@ -61,17 +58,13 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
         )
 
 
-def most_env_steps_of_an_iteration(
-    experiment: Experiment, spec: EnvironmentSpec
-) -> tuple[int | None, bool]:
+def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     """The greatest number of env steps of an iteration, None where it is not known without a time
-    limit; and whether --steps-per-iter sets it."""
-    if experiment.steps_per_iter is not None:
-        return experiment.steps_per_iter, True
-    if spec.time_limit is None:
-        return None, False
+    limit."""
+    if experiment.steps_per_iter is not None or spec.time_limit is None:
+        return experiment.steps_per_iter
     # Each of several agents has an episode of its own.
-    return experiment.episodes_per_iter * spec.agent_count * spec.time_limit, False
+    return experiment.episodes_per_iter * spec.agent_count * spec.time_limit
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
@@ -79,11 +72,8 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     it is not known without a time limit."""
     if experiment.env_steps is not None:
         return experiment.env_steps
-    each, _ = most_env_steps_of_an_iteration(experiment, spec)
+    each = most_env_steps_of_an_iteration(experiment, spec)
     return None if each is None else experiment.iterations * each
-
-
-# Warnings
 
 
 def about_goals(spec: EnvironmentSpec) -> str:
@@ -136,7 +126,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 def _about_memory(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """A warning where an iteration's observations may take much of this machine's memory; or ""."""
-    most, fixed = most_env_steps_of_an_iteration(config.experiment, spec)
+    most = most_env_steps_of_an_iteration(config.experiment, spec)
     # An on-policy epoch has them in an order of its own, too.
     copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
     inputs = observation_inputs(spec.observation_space)
@@ -144,7 +134,7 @@ def _about_memory(config: TrainConfig, spec: EnvironmentSpec) -> str:
     if most is None or most * each < _MUCH * physical_bytes():
         return ""
     return (
-        f"an iteration's observations: {'' if fixed else 'up to '}{most:,} steps of {spec.env_id} "
+        f"an iteration's observations: up to {most:,} steps of {spec.env_id} "
         f"take {most * each / 1e9:.1f} GB, and this machine has {physical_bytes() / 1e9:.1f} GB; "
         "fewer steps (--steps-per-iter) or smaller pictures take less"
     )

@@ -147,9 +147,6 @@ def make_request(
     )
 
 
-# Prefetching
-
-
 class PrefetchingBackend:
     """A backend around another one, which can begin to collect before it is asked to; `begun` is
     the request that was begun last and not yet fetched."""
