@@ -223,16 +223,13 @@ class GoalFunctions:
                 f"{title} raised {summary(error)}; it is called with goals and an empty info\n\n"
                 f"{traceback_of(error).rstrip()}"
             ) from error
-        if values.shape != (len(achieved),) or values.dtype.kind not in "biuf":
+        alike = values.shape == (len(achieved),) and values.dtype.kind in "biuf"
+        if not alike or not np.isfinite(values).all():
+            place = int(np.argmin(np.isfinite(values))) if alike else 0
+            returned = np.atleast_1d(values)[place : place + 1]
             raise UsageError(
-                f"{title} returned {values.dtype} of shape {values.shape[1:]} for a goal; it must "
-                "return a single number"
-            )
-        if not np.isfinite(values).all():
-            place = int(np.argmin(np.isfinite(values)))
-            raise UsageError(
-                f"{title} returned {values[place]} for the achieved goal {achieved[place]!s:.80} "
-                f"and the desired goal {desired[place]!s:.80}; look for a division by 0"
+                f"{title} returned {returned!s:.80} for the achieved goal {achieved[place]!s:.80} "
+                f"and the desired goal {desired[place]!s:.80}; give a single finite number"
             )
         return values
 
