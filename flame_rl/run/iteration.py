@@ -57,13 +57,10 @@ def learn_iteration(
     spec: EnvironmentSpec,
     done: Totals,
     given: Arrived,
-) -> tuple[IterationResult, Totals]:
+) -> IterationResult:
     """Update the learner in place by the episodes that `collect_iteration` returned, and evaluate
-    its policy where that is due, with episodes that the backend collects.
-
-    Returns the iteration's result, and the totals after it, given those before it, `done`. Raises
-    as `Backend.collect` and `Learner.update` do.
-    """
+    its policy where that is due, with episodes that the backend collects. `done` are the totals
+    before the iteration. Raises as `Backend.collect` and `Learner.update` do."""
     experiment, rewards = config.experiment, learner.rewards
     collected, episodes = given.collected, given.collected.episodes
     after = done.plus(len(episodes), episodes.steps)
@@ -94,7 +91,7 @@ def learn_iteration(
         retries=collected.retries,
         dropped=collected.dropped,
     )
-    result = IterationResult(
+    return IterationResult(
         iteration=done.iterations,
         episodes=after.episodes,
         env_steps=after.env_steps,
@@ -109,9 +106,8 @@ def learn_iteration(
         weights_digest=learner.weights_digest(),
         timing=timing,
         evaluation=evaluation,
-        mean_return=mean_return,
+        totals=replace(after, mean_return=mean_return),
     )
-    return result, replace(after, mean_return=mean_return)
 
 
 def training_request(

@@ -131,7 +131,7 @@ class IterationResult:
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
         reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
-        mean_return: see `Totals`.
+        totals: the progress of the run after this iteration.
     """
 
     iteration: int
@@ -148,13 +148,7 @@ class IterationResult:
     evaluation: Evaluation | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, float] = field(default_factory=dict)
-    mean_return: float | None = None
-
-    @property
-    def totals(self) -> Totals:
-        """The progress of the run after this iteration."""
-        done = self.iteration + 1, self.episodes, self.env_steps
-        return Totals(*done, self.length_mean, mean_return=self.mean_return)
+    totals: Totals = field(default_factory=Totals)
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:

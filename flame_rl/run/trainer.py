@@ -289,9 +289,9 @@ class Trainer:
         self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result, totals = learn_iteration(*run, arrived)
+                result = learn_iteration(*run, arrived)
                 end_if_stopped()
-                self.totals = totals
+                self.totals = result.totals
             except BaseException:
                 learner.load_state_dict(before)
                 self.totals = self.before.totals
