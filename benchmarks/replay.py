@@ -39,7 +39,7 @@ import tyro
 
 from benchmarks.table import compare, in_turn, write
 from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
-from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, capacity_in_words
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.wire.messages import Column, Episodes
 
@@ -101,7 +101,7 @@ def main(options: Options) -> None:
         "add": add,
     }
     needed = bytes_needed(COLUMNS, options.capacity)
-    print(in_words("HalfCheetah-v5", options.capacity, needed))
+    print(capacity_in_words("HalfCheetah-v5", options.capacity, needed))
     tables = []
     for title, rows, plain in (
         (f"batches of {BATCH} steps", reading, "five arrays"),

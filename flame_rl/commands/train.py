@@ -100,7 +100,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
-            trainer.keep_files(folder / REPLAY_NAME)
+            if trainer.files is not None:
+                trainer.files.keep_in(folder / REPLAY_NAME)
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:

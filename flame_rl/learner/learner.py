@@ -10,7 +10,13 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
-from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
+from flame_rl.learner.state import (
+    Stateful,
+    arrays_digest,
+    count_in,
+    part_of,
+    refuse_unless_finite,
+)
 from flame_rl.learner.training.choose import notices_of
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.trained import modules_in, state_of
@@ -58,15 +64,11 @@ class Algorithm(Protocol):
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
-        """Learn from an iteration's episodes.
+        """Learn from an iteration's episodes, which are whole and sorted by index.
 
-        Args:
-            episodes: whole ones, sorted by index.
-            generator: seeded by the run's seed and the number of updates so far.
-            progress: the share of the run that is done; above 1 in some resumed runs.
-
-        Returns:
-            Values of `metrics`, or of some of them; empty in an iteration without an update.
+        `generator` is seeded by the run's seed and the number of updates so far; `progress` is the
+        share of the run that is done, above 1 in some resumed runs. Returns values of `metrics`, or
+        of some of them; none in an iteration without an update.
         """
         ...
 
@@ -91,10 +93,10 @@ class Learner:
     def notices(self) -> list[str]:
         """What a person should know when a run begins, also where networks train slowly. Raises
         UsageError where demonstrations cannot be used."""
-        slow = [] if self._device == "cuda" else notices_of(modules_in(self.parts))
-        demonstrations = self.algorithm.demonstrations
-        shown = [] if demonstrations is None else [demonstrations.notice]
-        return [*self.algorithm.notices, *shown, *slow]
+        notices = list(self.algorithm.notices)
+        if (demonstrations := self.algorithm.demonstrations) is not None:
+            notices.append(demonstrations.notice)
+        return notices if self._device == "cuda" else notices + notices_of(modules_in(self.parts))
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
@@ -111,19 +113,12 @@ class Learner:
         return replace(self.algorithm.collector_snapshot(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
-        """Improve the policy by whole episodes.
+        """Improve the policy by whole episodes, which `rewards` made of those that the latest
+        `collector_snapshot` played; `progress` is the share of the run that is done, from 0 to 1.
 
-        Args:
-            episodes: what `rewards` made of those that the latest `collector_snapshot` played.
-            progress: the share of the run that is done, from 0 to 1.
-
-        Returns:
-            The algorithm's metrics by name.
-
-        Raises:
-            RunError: a metric or a part of the state became NaN or infinite.
-            UsageError: a module has drawn torch's random numbers. After both, the state is that of
-                a broken update, which the caller undoes.
+        Returns the algorithm's metrics by name. Raises RunError if a metric or a part of the state
+        became NaN or infinite, UsageError if a module has drawn torch's random numbers: the state
+        is then that of a broken update, which the caller undoes.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
         # theirs is this one; see `flame_rl.actor.randomness`.
@@ -135,10 +130,6 @@ class Learner:
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
-
-    def close(self) -> None:
-        """Close what the algorithm holds open. May be called twice."""
-        self.algorithm.close()
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name; the next update changes them."""
@@ -156,11 +147,7 @@ class Learner:
         """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
         if it does not fit."""
         for name, part in self.parts.items():
-            prefix = f"{name}."
-            own = {
-                key.removeprefix(prefix): a for key, a in state.items() if key.startswith(prefix)
-            }
-            state_of(part).load_state_dict(own)
+            state_of(part).load_state_dict(part_of(state, name))
         self._updates = count_in(state, "updates")
 
 

@@ -27,12 +27,9 @@ if TYPE_CHECKING:
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed.
-
-    Raises:
-        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-            card.
-    """
+    """A learner with the configured algorithm; its initial weights follow from the seed. Raises
+    UsageError if the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
+    card."""
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:
@@ -57,21 +54,21 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
 def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
     """Raise UsageError for keys that the policy alone cannot observe."""
     keys, settings = config.experiment.policy_observations, config.algorithm
-    if not keys:
-        return
-    name = "--policy-observations"
-    if not isinstance(settings, PolicyGradient | Critics):
-        raise UsageError(
-            f"{name}: {config.algorithm_name} has no critic beside its policy, which would observe "
-            "more; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+    why = ""
+    if keys and not isinstance(settings, PolicyGradient | Critics):
+        why = (
+            f"{config.algorithm_name} has no critic beside its policy, which would observe more; "
+            "choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
         )
-    if settings.shared_torso:
-        raise UsageError(
-            f"{name}: with --shared-torso policy and values are one network, which observes the "
-            "same; leave one of the two out"
+    elif keys and settings.shared_torso:
+        why = (
+            "with --shared-torso policy and values are one network, which observes the same; "
+            "leave one of the two out"
         )
-    if why := why_no_keys(spec.env_id, spec.observation_space, keys):
-        raise UsageError(f"{name}: {why}")
+    elif keys:
+        why = why_no_keys(spec.env_id, spec.observation_space, keys)
+    if why:
+        raise UsageError(f"--policy-observations: {why}")
 
 
 def _make_algorithm(

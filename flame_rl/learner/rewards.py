@@ -50,22 +50,13 @@ class Rewards:
         return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
 
     def raw(self, episodes: Episodes) -> Episodes:
-        """The collected episodes with raw rewards, one number for each step.
-
-        Raises:
-            UsageError: the user's function raised an exception, or returned something else than a
-                finite number for each step. `shaped` raises it, too.
-        """
+        """The collected episodes with raw rewards, one number for each step. Raises UsageError, as
+        `shaped` does, where the user's function fails or returns something else."""
         return episodes if self.own is None else _with_rewards(episodes, self.own)
 
     def shaped(self, collected: Episodes, raw: Episodes) -> Episodes:
-        """The episodes with shaped rewards; where there are parts, all of them are the column
-        "reward_parts", float64 [N, P].
-
-        Args:
-            collected: as they came from the actors.
-            raw: what `raw` made of them.
-        """
+        """The episodes with shaped rewards, given the collected ones and what `raw` made of them;
+        where there are parts, all of them are the column "reward_parts", float64 [N, P]."""
         episodes = raw if self.learned is None else _with_rewards(raw, self.learned)
         columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
         if self.parts:
@@ -86,13 +77,8 @@ class Rewards:
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
     def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
-        """By name, the mean over the episodes of the undiscounted sum of each part; as `LEARNED`,
-        of the shaped rewards, where they are not the raw ones.
-
-        Args:
-            collected: as they came from the actors.
-            shaped: what `shaped` made of them.
-        """
+        """By name, the mean over the collected episodes of the undiscounted sum of each part; as
+        `LEARNED`, of the shaped rewards, where they are not the raw ones."""
         means: dict[str, float] = {}
         if self.parts:
             sums = [_parts_of(episode).sum(axis=0) for episode in collected]
@@ -107,23 +93,18 @@ OWN = Rewards()
 
 
 def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
-    """What becomes of the environment's rewards by these settings.
-
-    Raises:
-        UsageError: there are not as many weights as parts, two parts have one name, the user's
-            function cannot be imported, or nothing makes one number of a reward that is a vector.
-    """
-    count = sum(spec.reward_shape)
+    """What becomes of the environment's rewards by these settings. Raises UsageError if there are
+    not as many weights as parts, two parts have one name, the user's function cannot be imported,
+    or nothing makes one number of a reward that is a vector."""
+    count, outcomes, reward = sum(spec.reward_shape), experiment.outcomes, None
     parts = (*(f"reward_{place}" for place in range(count)), *experiment.reward_parts)
-    outcomes = experiment.outcomes
     for name in (*experiment.reward_parts, *outcomes):
         if (*parts, *outcomes, LEARNED).count(name) > 1:
             raise name_is_taken(name)
-    reward = None
     if experiment.reward is not None:
         reward = _shaped_by(experiment.reward)
     elif experiment.reward_weights:
-        reward = _weighted_by(experiment.reward_weights, parts, spec.env_id)
+        reward = _weighted_by(experiment.reward_weights, parts)
     if not spec.reward_shape:
         return Rewards(parts, outcomes, learned=reward)
     if reward is None:
@@ -135,16 +116,11 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     return Rewards(parts, outcomes, own=reward)
 
 
-def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...], env_id: str) -> Reward:
-    if not parts:
-        raise UsageError(
-            f"--reward-weights: the reward of {env_id} is one number; name the parts to be "
-            "weighted by --reward-parts"
-        )
+def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...]) -> Reward:
     if len(weights) != len(parts):
+        named = f", {', '.join(parts)}" if parts else "; --reward-parts names some"
         raise UsageError(
-            f"--reward-weights: one for each of {', '.join(parts)}, so {len(parts)}, not "
-            f"{len(weights)}: {' '.join(map(str, weights))}"
+            f"--reward-weights: {len(weights)} for {len(parts)} parts of the reward{named}"
         )
 
     def weighted(episode: Episode) -> np.ndarray:
@@ -172,11 +148,10 @@ def _shaped_by(name: str) -> Reward:
     function = import_function("reward", name)
 
     def shaped(episode: Episode) -> np.ndarray:
-        columns = {}
-        for column, array in episode.columns.items():
+        columns = {column: array.view() for column, array in episode.columns.items()}
+        for array in columns.values():
             # The function is given the recorded arrays themselves: it must not write to them.
-            columns[column] = array.view()
-            columns[column].flags.writeable = False
+            array.flags.writeable = False
         where = f"episode {episode.index} of {episode.length} steps"
         try:
             made = np.asarray(function(replace(episode, columns=columns)))
@@ -190,8 +165,7 @@ def _shaped_by(name: str) -> Reward:
                 f"--reward: {name} returned {made.dtype} of shape {made.shape} for {where}; it "
                 f"must return one number for each step, an array of shape ({episode.length},)"
             )
-        finite = np.isfinite(made)
-        if not finite.all():
+        if not (finite := np.isfinite(made)).all():
             step = int(np.argmin(finite))
             raise UsageError(
                 f"--reward: {name} returned {made[step]} for step {step} of episode "

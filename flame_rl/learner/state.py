@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from typing import Protocol
 
 import numpy as np
@@ -67,21 +66,19 @@ def learning_rate_factor(decays: bool, progress: float) -> float:
     return max(0.0, 1 - progress) if decays else 1.0
 
 
+def part_of(state: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """A part's own state, in that of its learner."""
+    prefix = f"{part}."
+    return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+
+
 def refuse_unless_finite(metrics: dict[str, float], state: dict[str, np.ndarray]) -> None:
     """Raise RunError if a metric or an array of the state is NaN or infinite."""
-    wrong = [
-        f"the {name.replace('_', ' ')} is {value}"
-        for name, value in metrics.items()
-        if not math.isfinite(value)
-    ]
-    wrong += [
-        f"{name} became NaN or infinite"
-        for name, array in state.items()
-        if not np.isfinite(array).all()
-    ]
-    if wrong:
-        raise RunError(
-            f"the update was refused: {wrong[0]}. The weights are as they were before this update. "
-            "Likely causes: a learning rate that is too large (try a tenth), or rewards or "
-            "observations of enormous size (scale them in the environment)"
-        )
+    for name, values in (metrics | state).items():
+        if not np.isfinite(values).all():
+            raise RunError(
+                f"the update was refused: {name.replace('_', ' ')} became NaN or infinite. The "
+                "weights are as they were before this update. Likely causes: a learning rate that "
+                "is too large (try a tenth), or rewards or observations of enormous size (scale "
+                "them in the environment)"
+            )

@@ -140,7 +140,7 @@ class ConsoleReporter:
                 )
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
-            self._print(f"  {text}, {in_words(now - self._began)} since the start")
+            self._print(f"  {text}, {duration_in_words(now - self._began)} since the start")
 
     def say(self, text: str) -> None:
         """Print a line of a backend's."""
@@ -226,7 +226,7 @@ class ConsoleReporter:
 
     def _left(self) -> str:
         seconds = self._seconds_left()
-        return f"about {in_words(seconds)} left" if seconds >= 1 else ""
+        return f"about {duration_in_words(seconds)} left" if seconds >= 1 else ""
 
 
 def details(result: IterationResult) -> str:
@@ -251,7 +251,7 @@ def details(result: IterationResult) -> str:
     return "\n".join([f"  iteration {result.iteration}", *lines])
 
 
-def in_words(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Seconds in words: 40 s, 5 min, 2 h 10 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"

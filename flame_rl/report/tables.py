@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from flame_rl.run.evaluation import Evaluation
-from flame_rl.run.results import IterationResult
+from flame_rl.run.results import Evaluation, IterationResult
 from flame_rl.settings.checks import name_is_taken
 from flame_rl.system.files import open_regular, write_atomically
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,16 +24,16 @@ from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, librar
 from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.files import open_regular, why_refused, write_atomically
-from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
+from flame_rl.system.files import open_regular, refused_as, write_atomically
+from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
 
 MAGIC = b"flameCP1"
 FORMAT = 6
 WEIGHTS_NAME = "weights.safetensors"
-# Names that a run gives its checkpoints; the second form where a folder has the first one.
-_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
+# Names that a run gives its checkpoints.
+_OWN_NAME = re.compile(r"\d{8,}\.ckpt")
 _HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
@@ -50,7 +50,6 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`.
         score: the mean return of the last iteration, or what made it the best; None in a file of
             `Trainer.save`.
         spec: describes the environment, so that the networks can be made without it.
@@ -58,6 +57,7 @@ class Checkpoint:
         versions: see `library_versions`.
         learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
+        all others: see `Totals`.
     """
 
     iterations: Whole
@@ -71,7 +71,7 @@ class Checkpoint:
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
     length_growth: Number = 1.0
-    mean_return: Annotated[Number | None, RARE] = None
+    mean_return: Number | None = None
 
     @property
     def totals(self) -> Totals:
@@ -79,16 +79,10 @@ class Checkpoint:
         return Totals(**{field.name: getattr(self, field.name) for field in fields(Totals)})
 
 
-@contextlib.contextmanager
-def refused_by_the_disk(path: Path) -> Iterator[None]:
+def refused_by_the_disk(path: Path) -> AbstractContextManager[None]:
     """Within the block, an OSError becomes a RunError about this checkpoint."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"the checkpoint {path} could not be written: {why_refused(error)}. Earlier "
-            "checkpoints are untouched; once it can be written, go on with --resume"
-        ) from error
+    remedy = "Earlier checkpoints are untouched; once it can be written, go on with --resume"
+    return refused_as(RunError, f"the checkpoint {path} could not be written", f". {remedy}")
 
 
 def encode_checkpoint(
@@ -99,20 +93,16 @@ def encode_checkpoint(
     tables: dict[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
-    texts = {
-        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
-        for name, text in (tables or {}).items()
-    }
-    checkpoint = Checkpoint(
+    header = {
+        "format": FORMAT,
         **vars(state.totals),
-        score=score,
-        spec=spec,
-        config=config.to_data(),
-        versions=library_versions(),
-        learner={},
-        tables={},
-    )
-    header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
+        "score": score,
+        "spec": to_data(spec),
+        "config": config.to_data(),
+        "versions": library_versions(),
+    }
+    compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
+    texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
     body = pack("checkpoint", header, state.learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 
@@ -151,12 +141,10 @@ def _decode(body: memoryview) -> Checkpoint:
 
 def _read_table(array: np.ndarray) -> bytes:
     reader = zlib.decompressobj()
-    try:
+    with contextlib.suppress(zlib.error):
         text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
-    except zlib.error as error:
-        raise WireError(f"a table: {error}") from error
     if not reader.eof:
-        raise WireError("a table: not whole, or too large")
+        raise WireError("a table: damaged, or too large")
     return text
 
 
@@ -169,7 +157,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def iterations_of(checkpoint: Path) -> int:
     """The number of iterations that the name of a run's own checkpoint says."""
-    return int(_OWN_NAME.fullmatch(checkpoint.name)[1])
+    return int(checkpoint.stem)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -187,15 +175,15 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:
             damaged.append(str(error))
-            continue
-        used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
-        return checkpoint, [f"{damage}; {used}" for damage in damaged]
+        else:
+            used = f"the checkpoint of iteration {checkpoint.iterations - 1} is used"
+            return checkpoint, [f"{damage}; {used}" for damage in damaged]
     return None, damaged
 
 
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
     """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
-    of what is wrong with newer ones. Raises UsageError if there is none that can be used."""
+    of what is wrong with newer ones. Raises UsageError if there is none."""
     file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
     try:
         if not file.is_dir():
@@ -205,15 +193,13 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
             f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
         ) from error
     checkpoint, warnings = load_newest(path)
-    if checkpoint is not None:
-        return checkpoint, warnings
-    remedy = "name the folder of a run that has saved one, or a checkpoint file"
-    if warnings:
-        remedy = (
-            f"put back what it was, or take the version of flame_rl that {STARTS_NAME} names. "
-            "Nothing was changed:\n" + "\n".join(warnings)
+    if checkpoint is None:
+        raise UsageError(
+            f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run "
+            f"that has saved one, or take the version of flame_rl that {STARTS_NAME} names"
+            + "".join(f"\n{warning}" for warning in warnings)
         )
-    raise UsageError(f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}")
+    return checkpoint, warnings
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
@@ -222,7 +208,5 @@ def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
     path = folder / WEIGHTS_NAME
     # The format takes no array whose numbers are in another order than their bytes.
     ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
-    try:
+    with refused_as(RunError, f"{path} could not be written"):
         write_atomically(path, safetensors.numpy.save(ordered))
-    except OSError as error:
-        raise RunError(f"{path} could not be written: {why_refused(error)}") from error

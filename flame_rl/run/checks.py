@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
-from flame_rl.actor.environments.wrapping import flags_of
+from flame_rl.actor.environments.wrapping import flags_of_environment
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.settings.algorithms import OnPolicy, Replay
-from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
@@ -29,23 +27,9 @@ from flame_rl.wire.inputs import (
 )
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
 
-# Weight, gradient, Adam's two moments, the copy for undoing and the actors' copy: float32 each, of
+# Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
 # a policy and a value network.
-_WEIGHT = 2 * 6 * 4
-# The least bytes that a setting takes, whatever else is chosen.
-_LEAST_BYTES: dict[str, Callable[[Any], int]] = {
-    "hidden_sizes": lambda widths: _WEIGHT * sum(i * o for i, o in pairwise((1, *widths, 1))),
-    "memory_size": lambda size: _WEIGHT * 3 * size**2,
-    "atoms": lambda atoms: _WEIGHT * atoms,
-    # A reward, a number of an observation, an action.
-    "steps_per_iter": lambda steps: 16 * steps,
-    # An index, a seed, a generator's state, a step or two.
-    **dict.fromkeys(("episodes_per_iter", "evaluate_episodes", "episodes"), lambda n: 200 * n),
-    # Python, NumPy, Gymnasium and a small environment.
-    "workers": lambda workers: 60_000_000 * workers,
-    # The positions of the steps that are drawn, int64 each.
-    **dict.fromkeys(("batch_size", "n_step", "sequence_length", "burn_in"), lambda n: 8 * n),
-}
+_WEIGHT_BYTES = 48
 # The part of this machine's memory that is worth a warning.
 _MUCH = 0.25
 # Numbers from which on a Box of several axes may be meant as a picture.
@@ -54,76 +38,33 @@ _MANY = 1000
 _USUAL_PIXELS, _MANY_TIMES = 84 * 84, 5
 
 
-# Sizes
-
-
 def refuse_impossible_sizes(config: TrainConfig) -> None:
-    """Raise UsageError for more layers than actors take, and for a setting that alone would need
-    more memory than this machine has."""
+    """Raise UsageError for more layers than actors take, or more weights than this machine has
+    memory for."""
     experiment = config.experiment
     widths, memory = experiment.hidden_sizes, experiment.memory != "none"
-    stacked, selected = experiment.frame_stack > 1, bool(experiment.policy_observations)
     # A hidden layer is two layers of a policy, dense and activation; normalisation, stacked frames,
     # what it observes, memory and output are further ones.
-    most = (MAX_LAYERS - 2 - stacked - selected - memory) // 2
-    if len(widths) > most:
-        beside = [flag("frame_stack")] * stacked + [flag("memory")] * memory
+    further = (experiment.frame_stack > 1) + bool(experiment.policy_observations) + memory
+    if len(widths) > (most := (MAX_LAYERS - 2 - further) // 2):
         raise UsageError(
-            f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most {most}"
-            + (f" beside {' and '.join(beside)}" if beside else "")
+            f"--hidden-sizes: {len(widths)} hidden layers, and actors take at most {most} here"
         )
-    values = vars(experiment) | vars(config.execution) | vars(config.algorithm)
-    if not memory:
-        del values["memory_size"]
-    for name in _LEAST_BYTES:
-        if (value := values.get(name)) is not None:
-            refuse_beyond_memory(name, value)
-
-
-def refuse_beyond_memory(name: str, value: object, needed: int | None = None) -> None:
-    """Raise UsageError for a setting that needs more memory than this machine has: by itself, or
-    the bytes `needed`."""
-    needed, there = needed or _LEAST_BYTES[name](value), physical_bytes()
-    if needed > there:
+    needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    if needed > (there := physical_bytes()):
         raise UsageError(
-            f"{flag(name)}: {value} would take at least {needed / 1e9:.1f} GB, and this machine "
+            f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
             f"has {there / 1e9:.1f} GB; choose less"
         )
 
 
-def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """A warning where an iteration's observations may take much of this machine's memory. Raises
-    UsageError if they do not fit into it."""
-    most, fixed = most_env_steps_of_an_iteration(config.experiment, spec)
-    if most is None:
-        return []
-    # An on-policy epoch has them in an order of its own, too.
-    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
-    inputs = observation_inputs(spec.observation_space)
-    needed = most * copies * sum(each.width * np.dtype(each.dtype).itemsize for each in inputs)
-    if fixed:
-        refuse_beyond_memory("steps_per_iter", most, needed)
-    there = physical_bytes()
-    if needed < there * _MUCH:
-        return []
-    return [
-        f"an iteration's observations: {'' if fixed else 'up to '}{most:,} steps of {spec.env_id} "
-        f"take {needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB; fewer steps "
-        "(--steps-per-iter) or smaller pictures take less"
-    ]
-
-
-def most_env_steps_of_an_iteration(
-    experiment: Experiment, spec: EnvironmentSpec
-) -> tuple[int | None, bool]:
+def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     """The greatest number of env steps of an iteration, None where it is not known without a time
-    limit; and whether --steps-per-iter sets it."""
-    if experiment.steps_per_iter is not None:
-        return experiment.steps_per_iter, True
-    if spec.time_limit is None:
-        return None, False
+    limit."""
+    if experiment.steps_per_iter is not None or spec.time_limit is None:
+        return experiment.steps_per_iter
     # Each of several agents has an episode of its own.
-    return experiment.episodes_per_iter * spec.agent_count * spec.time_limit, False
+    return experiment.episodes_per_iter * spec.agent_count * spec.time_limit
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
@@ -131,11 +72,8 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     it is not known without a time limit."""
     if experiment.env_steps is not None:
         return experiment.env_steps
-    each, _ = most_env_steps_of_an_iteration(experiment, spec)
+    each = most_env_steps_of_an_iteration(experiment, spec)
     return None if each is None else experiment.iterations * each
-
-
-# Warnings
 
 
 def about_goals(spec: EnvironmentSpec) -> str:
@@ -151,8 +89,8 @@ def about_goals(spec: EnvironmentSpec) -> str:
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits, the warm-up, the bounds of actions, and
-    pictures."""
+    """What a run's user should know of time limits, the warm-up, the bounds of actions,
+    pictures and memory."""
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
@@ -182,36 +120,46 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
             "environment are better: actions are scaled to them"
         )
-    parts = observation_parts(spec.observation_space)
-    return warnings + list(filter(None, map(_about_pictures, parts)))
+    about = map(_about_picture, observation_parts(spec.observation_space))
+    return warnings + list(filter(None, (*about, _about_memory(config, spec))))
 
 
-def _about_pictures(part: ObservationPart) -> str:
+def _about_memory(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    """A warning where an iteration's observations may take much of this machine's memory; or ""."""
+    most = most_env_steps_of_an_iteration(config.experiment, spec)
+    # An on-policy epoch has them in an order of its own, too.
+    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
+    inputs = observation_inputs(spec.observation_space)
+    each = copies * sum(part.width * np.dtype(part.dtype).itemsize for part in inputs)
+    if most is None or most * each < _MUCH * physical_bytes():
+        return ""
+    return (
+        f"an iteration's observations: up to {most:,} steps of {spec.env_id} "
+        f"take {most * each / 1e9:.1f} GB, and this machine has {physical_bytes() / 1e9:.1f} GB; "
+        "fewer steps (--steps-per-iter) or smaller pictures take less"
+    )
+
+
+def _about_picture(part: ObservationPart) -> str:
     """A warning of a large picture, or of a Box that may be meant as one, and is none; or ""."""
-    space, numbers = part.space, part.stop - part.start
-    if (size := picture_size(space)) is not None:
-        rows, columns, _ = size
-        times = rows * columns / _USUAL_PIXELS
-        if times < _MANY_TIMES:
-            return ""
-        return (
-            f"observation{part.name} is a picture of {rows} x {columns}, {times:.0f} times the "
+    space, size = part.space, picture_size(part.space)
+    if size is not None:
+        times = size[0] * size[1] / _USUAL_PIXELS
+        large = (
+            f"observation{part.name} is a picture of {size[0]} x {size[1]}, {times:.0f} times the "
             "84 x 84 that are usual, and takes the networks about as many times as long: make it "
-            "smaller in a --wrapper of your own, such as gymnasium.wrappers.ResizeObservation"
+            "smaller by a --wrapper, with gymnasium.wrappers.ResizeObservation"
         )
+        return large if times >= _MANY_TIMES else ""
     axes = len(space.shape) if isinstance(space, spaces.Box) else 0
+    numbers = part.stop - part.start
     # A Box of bytes with up to three axes is narrower than any picture.
     if axes < 2 or numbers < _MANY or (axes <= 3 and space.dtype in OF_ONE_BYTE):
         return ""
-    remedy = "as a Box of uint8 it would be a picture (gymnasium.wrappers.TransformObservation)"
-    if axes > 3:
-        remedy = (
-            "a picture has two or three axes. Where several are stacked, give the latest alone, "
-            "without the wrapper that stacks them: --frame-stack N shows the last N"
-        )
     return (
         f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
-        f"{numbers:,} single numbers, without convolutions; {remedy}"
+        f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 with two "
+        "or three axes, and --frame-stack N shows the last N"
     )
 
 
@@ -220,7 +168,9 @@ def what_says_more(experiment: Experiment) -> str:
     it, which no command can name."""
     if not isinstance(experiment.env, str):
         return ""
-    flags = flags_of(experiment.env, experiment.env_kwargs, experiment.wrapper, experiment.observe)
+    flags = flags_of_environment(
+        experiment.env, experiment.env_kwargs, experiment.wrapper, experiment.observe
+    )
     return f". `uv run main.py check {flags}` says more"
 
 

@@ -15,14 +15,13 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import flame_rl
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, names_of
+from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.system.files import open_regular, refused_as, write_atomically
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -58,16 +57,14 @@ def check_output(config: TrainConfig) -> None:
 def make_folder(config: TrainConfig) -> Path:
     """The folder that `output` or `resume` names, or a new one in runs/. Raises OSError if it
     cannot be made."""
-    chosen = config.output.output
-    if config.output.resume is not None:
-        chosen = run_of(config.output.resume)
-    if chosen is not None:
+    output = config.output
+    if (chosen := output.output if output.resume is None else run_of(output.resume)) is not None:
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.experiment.env_name)
-    stem = Path("runs") / f"{name}-{config.algorithm_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{name}-{config.algorithm_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
-        folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        folder = Path("runs", stem if number == 1 else f"{stem}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
@@ -78,13 +75,9 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
     """The run's folder, made if it is not there; within the block no other process gets it. It is
     removed if nothing was written to it. Raises UsageError if another process holds it, another run
     is in it, or writing fails."""
-    try:
+    with refused_as(UsageError, "--output: cannot write"):
         folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
-    except OSError as error:
-        raise UsageError(
-            f"--output: cannot write to {error.filename}: {why_refused(error)}"
-        ) from error
     with lock:
         try:
             # The system releases the lock when the process ends, however it ends.
@@ -101,7 +94,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             yield folder
         finally:
             with contextlib.suppress(OSError):
-                if all(path.name == LOCK_NAME for path in folder.iterdir()):
+                if [path.name for path in folder.iterdir()] == [LOCK_NAME]:
                     (folder / LOCK_NAME).unlink()
                     folder.rmdir()
 
@@ -163,10 +156,8 @@ def path_to_show(folder: Path, here: Path) -> Path:
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.json. Raises UsageError if it cannot be written."""
-    try:
+    with refused_as(UsageError, f"--output: cannot write to {folder}"):
         write_atomically(folder / CONFIG_NAME, config.to_json().encode())
-    except OSError as error:
-        raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -199,15 +190,13 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
     The run's end may change, and what the algorithm's `may_change` names."""
     if saved.algorithm_name != given.algorithm_name:
         return f"--algorithm {saved.algorithm_name} in the run, {given.algorithm_name} now"
-    names = ("iterations", "env_steps", "stop_at", *saved.algorithm.may_change)
-    wanted = {name: getattr(given.experiment, name) for name in names}
-    extended = replace(saved.experiment, **wanted)
-    pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
+    before = vars(saved.experiment) | vars(saved.algorithm)
+    now = vars(given.experiment) | vars(given.algorithm)
+    free = {"iterations", "env_steps", "stop_at", *saved.algorithm.may_change}
     return "; ".join(
-        f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"
-        for before, after in pairs
-        for name in names_of(type(before))
-        if getattr(before, name) != getattr(after, name)
+        f"{flag(name)} {value} in the run, {now[name]} now"
+        for name, value in before.items()
+        if name not in free and value != now[name]
     )
 
 
@@ -225,35 +214,32 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
         "versions": library_versions(),
         "machine": f"{platform.system()} {platform.machine()}",
     }
-    try:
-        with (folder / STARTS_NAME).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
+    path = folder / STARTS_NAME
+    with refused_as(UsageError, f"--output: cannot write to {path}"), path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def package_version() -> str:
-    """The package's version and, in a git repository of its own, the commit, with "changed" where
+    """The package's version and, in a git repository of its own, the commit, with "-dirty" where
     files differ from it."""
     root = Path(flame_rl.__file__).parent.parent
     if not (root / ".git").exists():
         return flame_rl.__version__
+    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # A hook of git sets variables that name another repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "status", "--porcelain=v2", "--branch"],
-            # A hook of git sets variables that name another repository.
-            env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
-            stdin=subprocess.DEVNULL,
+            ["git", "-C", root, *words],
+            env=env,
             capture_output=True,
             text=True,
             timeout=_GIT_SECONDS,
-            check=True,
         )
     except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
         return flame_rl.__version__
-    lines = done.stdout.splitlines()
-    changed = ", changed" if any(not line.startswith("#") for line in lines) else ""
-    return f"{flame_rl.__version__}, commit {lines[0].split()[-1]}{changed}"
+    commit = done.stdout.strip()
+    return f"{flame_rl.__version__}, commit {commit}" if commit else flame_rl.__version__
 
 
 def library_versions() -> dict[str, str]:
@@ -264,9 +250,9 @@ def library_versions() -> dict[str, str]:
     from flame_rl.actor.remote import processor
 
     names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
-    return (
-        {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in names}
-        | processor()
-        | {"torch's instruction set": torch.backends.cpu.get_cpu_capability()}
-    )
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in names},
+        **processor(),
+        "torch's instruction set": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,44 +1,53 @@
-"""One iteration in two steps: collect episodes, learn from them. Prints and writes nothing."""
+"""One iteration in two steps: collect episodes, learn from them; and collecting the next one while
+the learner updates. Prints and writes nothing."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flame_rl.backends import Backend
+from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
-from flame_rl.run.evaluation import evaluation_of
-from flame_rl.run.prefetching import PrefetchingBackend
-from flame_rl.run.results import IterationResult, Timing, Totals, progress
+from flame_rl.run.results import IterationResult, Timing, Totals, evaluation_of, progress
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.steps import recorded_columns
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
 
 
+class Arrived(NamedTuple):
+    """An iteration's episodes, and when they were asked for and had arrived, in seconds of
+    `time.perf_counter`."""
+
+    collected: Collected
+    asked: float
+    arrived: float
+
+
 def collect_iteration(
     learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
-) -> tuple[Collected, tuple[float, float]]:
-    """The next iteration's episodes, and when they were asked for and had arrived, in seconds of
-    `time.perf_counter`. A prefetching backend begins to collect those of the iteration after it.
-    Raises as `Backend.collect` does."""
+) -> Arrived:
+    """Collect the next iteration's episodes. A prefetching backend begins to collect those of the
+    iteration after it. Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
-    began = time.perf_counter()
+    asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
     arrived = time.perf_counter()
     after = done.plus(len(collected.episodes), collected.episodes.steps)
     if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    return collected, (began, arrived)
+    return Arrived(collected, asked, arrived)
 
 
 def learn_iteration(
@@ -47,29 +56,17 @@ def learn_iteration(
     config: TrainConfig,
     spec: EnvironmentSpec,
     done: Totals,
-    collected: Collected,
-    times: tuple[float, float],
-) -> tuple[IterationResult, Totals]:
-    """Update the learner, and evaluate its policy where that is due.
-
-    Args:
-        learner: updated in place.
-        backend: collects the evaluation's episodes.
-        done: the totals before the iteration.
-        collected, times: what `collect_iteration` returned.
-
-    Returns:
-        The iteration's result, and the totals after it.
-
-    Raises:
-        UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
-    """
-    experiment, rewards, episodes = config.experiment, learner.rewards, collected.episodes
+    given: Arrived,
+) -> IterationResult:
+    """Update the learner in place by the episodes that `collect_iteration` returned, and evaluate
+    its policy where that is due, with episodes that the backend collects. `done` are the totals
+    before the iteration. Raises as `Backend.collect` and `Learner.update` do."""
+    experiment, rewards = config.experiment, learner.rewards
+    collected, episodes = given.collected, given.collected.episodes
     after = done.plus(len(episodes), episodes.steps)
-    began, arrived = times
     raw = rewards.raw(episodes)
-    learned = rewards.shaped(episodes, raw)
-    losses = learner.update(learned, progress(experiment, done))
+    shaped = rewards.shaped(episodes, raw)
+    losses = learner.update(shaped, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in raw])
     evaluation, every, mean_return = None, experiment.evaluate_every, None
@@ -84,8 +81,8 @@ def learn_iteration(
         evaluation = evaluation_of(evaluated, request.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=arrived - began,
-        updating=updated - arrived,
+        collecting=given.arrived - given.asked,
+        updating=updated - given.arrived,
         waiting=collected.waiting_seconds,
         evaluating=time.perf_counter() - updated,
         env_steps_per_second=episodes.steps / collected.seconds,
@@ -94,7 +91,7 @@ def learn_iteration(
         retries=collected.retries,
         dropped=collected.dropped,
     )
-    result = IterationResult(
+    return IterationResult(
         iteration=done.iterations,
         episodes=after.episodes,
         env_steps=after.env_steps,
@@ -104,14 +101,13 @@ def learn_iteration(
         reward_max=float(returns.max()),
         length_mean=after.length_mean,
         losses=losses,
-        reward_parts=rewards.means(episodes, learned),
+        reward_parts=rewards.means(episodes, shaped),
         outcomes=rewards.outcomes_of(episodes),
         weights_digest=learner.weights_digest(),
         timing=timing,
         evaluation=evaluation,
-        mean_return=mean_return,
+        totals=replace(after, mean_return=mean_return),
     )
-    return result, replace(after, mean_return=mean_return)
 
 
 def training_request(
@@ -145,3 +141,60 @@ def make_request(
         columns=recorded_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
         agents=spec.agent_count,
     )
+
+
+class PrefetchingBackend:
+    """A backend around another one, which can begin to collect before it is asked to; `begun` is
+    the request that was begun last and not yet fetched."""
+
+    def __init__(self, backend: Backend, stop: threading.Event) -> None:
+        """`stop` ends the backend's `collect`; it is set by `close`."""
+        self._backend, self._stop = backend, stop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self.begun: CollectRequest | None = None
+        self._future: Future[Collected] | None = None
+
+    def begin(self, snapshot: PolicySnapshot, request: CollectRequest) -> None:
+        """Begin to collect; `collect` with the same request waits for it."""
+        self.begun = request
+        self._future = self._thread.submit(self._backend.collect, snapshot, request)
+
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        """See `Backend.collect`. Another request waits until what was begun is collected."""
+        if self._future is not None and request == self.begun:
+            future, self._future, self.begun = self._future, None, None
+            return future.result()
+        if self._future is not None:
+            wait([self._future])
+        return self._backend.collect(snapshot, request)
+
+    @property
+    def listener(self) -> Listener | None:
+        return self._backend.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._backend.listener = listener
+
+    def describe(self, environment: Environment) -> EnvironmentSpec:
+        return self._backend.describe(environment)
+
+    def close(self) -> None:
+        """End what was begun, and the backend."""
+        self._stop.set()
+        self._thread.shutdown(wait=True)
+        self._backend.close()
+
+
+class EitherEvent(threading.Event):
+    """An event that is also set when another one is."""
+
+    def __init__(self, other: threading.Event) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._other.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._other.wait(timeout) or self.is_set()

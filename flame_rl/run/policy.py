@@ -54,9 +54,7 @@ class Policy:
     @classmethod
     def load(cls, path: str | Path, best: bool = False, seed: int = 0) -> Policy:
         """The policy of the newest checkpoint of a run folder (with `best`, of its best one), or of
-        a file that `Trainer.save` or a run wrote; `seed` decides the actions that are sampled.
-        Raises UsageError if there is no sound checkpoint, or it does not fit the networks in
-        model.py."""
+        a checkpoint file. Raises UsageError if none is sound, or it does not fit model.py."""
         from flame_rl.learner.make import make_learner
 
         path = Path(path)
@@ -92,7 +90,8 @@ class Policy:
         explore: bool = False,
         action_masks: Sequence[object] | None = None,
     ) -> Sequence[Action]:
-        """An action for each observation: the same, to the bit, as for that observation alone.
+        """An action for each observation, an element of the action space: the same, to the bit, as
+        for that observation alone.
 
         Args:
             observations: as the environment returns them; with a memory, one of each episode that
@@ -102,12 +101,8 @@ class Policy:
             action_masks: what each observation allows, as the environment returns it; for a policy
                 that was trained with masks, and for no other.
 
-        Returns:
-            Elements of the action space, of the types that `sample` gives.
-
-        Raises:
-            ValueError: an observation is not of the space, or not finite; a mask is wrong or
-                missing; or the policy has a memory, and not as many episodes have begun.
+        Raises ValueError if an observation is not of the space, or not finite; a mask is wrong or
+        missing; or the policy has a memory, and not as many episodes have begun.
         """
         policy, count = self._policy, len(observations)
         if policy.remembers and count != self._playing:
@@ -129,17 +124,15 @@ class Policy:
 
     def _masks(self, count: int, action_masks: Sequence[object] | None) -> Samples:
         """The masks of `count` observations as the policy's head takes them."""
-        if not self.spec.masked:
-            if action_masks is not None:
-                raise ValueError("action_mask: this policy was trained without masks; give none")
-            return {}
-        if action_masks is None or len(action_masks) != count:
+        given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
+        if given != (wanted := count if self.spec.masked else 0):
             raise ValueError(
-                f"action_mask: {'none' if action_masks is None else len(action_masks)} for {count} "
-                "observations, and this policy was trained with masks; give one for each, as "
+                f"action_mask: {given} for {count} observations, and this policy was trained "
+                f"{'with' if wanted else 'without'} masks; give {wanted}, each as "
                 'action_mask=info["action_mask"]'
             )
-        space = self.spec.action_space
+        if not given:
+            return {}
         allowed = np.ones((self._width, sum(choices_of(space))), np.uint8)
         for row, mask in zip(allowed, action_masks, strict=False):
             row[:] = allowed_choices(space, mask)
@@ -158,11 +151,11 @@ class Policy:
 
 def _observed_parts(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> list[ObservationPart]:
     """The parts of an observation that the policy needs; others may be left out."""
-    parts = observation_parts(spec.observation_space)
+    places = {*range(spec.observation_dim)}
     for layer in snapshot.layers:
         if layer.kind == SelectLayer.kind:
             # With stacked frames, those of a number follow each other.
             frames = layer.arrays["width"][0] // spec.observation_dim
             places = set((layer.arrays["places"] // frames).tolist())
-            return [part for part in parts if places & {*range(part.start, part.stop)}]
-    return list(parts)
+    parts = observation_parts(spec.observation_space)
+    return [part for part in parts if places & {*range(part.start, part.stop)}]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +16,12 @@ from flame_rl.run.checkpoint import (
     read_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
 from flame_rl.run.results import IterationResult, RunState
 from flame_rl.run.trainer import Trainer
 from flame_rl.system.files import write_atomically
+
+Lengths = tuple[int, ...]
 
 
 class Checkpointer:
@@ -29,8 +29,7 @@ class Checkpointer:
 
     The best is the policy of the best evaluation; without evaluations, the policy that collected
     the best mean return of training, from before that iteration's update, or with `overlap` one
-    update earlier. Where the run goes on from before it, it stays until that part is played again,
-    or a later checkpoint is left behind.
+    update earlier. Where the run goes on from before the best, that is found anew.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
@@ -43,17 +42,13 @@ class Checkpointer:
         self._score: float | None = None  # of the latest iteration; None once it is saved
         self._best = -math.inf
         # The best state and the tables' lengths then, while it is not on disk.
-        self._better: tuple[RunState, tuple[int, ...]] | None = None
+        self._better: tuple[RunState, Lengths] | None = None
         # The first replayed episode that each kept checkpoint needs.
         self._needed: dict[Path, int] = {}
-        # The number of iterations of the best, where the run goes on from before it.
-        self._ahead: int | None = None
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             best = read_checkpoint(self._best_path)
-            self._best = self._best if best.score is None else best.score
-            if best.totals.iterations > trainer.totals.iterations:
-                self._ahead = best.totals.iterations
-                self._best = self._best_so_far()
+            if best.score is not None and best.iterations <= trainer.totals.iterations:
+                self._best = best.score
 
     def begin(self) -> None:
         """Save the state before the first iteration. Raises RunError if the disk refuses."""
@@ -62,19 +57,13 @@ class Checkpointer:
     def report(self, result: IterationResult) -> None:
         """Call after every iteration. Raises RunError if the disk refuses."""
         config, before = self._trainer.config, self._lengths
-        self._lengths = self._table_lengths()
-        self._score = result.reward_mean
+        self._lengths, self._score = self._table_lengths(), result.reward_mean
         every, done = config.experiment.evaluate_every, result.iteration + 1
-        if every is None:
-            if result.reward_mean > self._best:
-                self._best = result.reward_mean
-                self._better = with_collector(self._trainer.before), before
-        elif (
-            result.evaluation is not None
-            # The last policy is evaluated in any case, and is not the last in a longer run.
-            and done % every == 0
-            and result.evaluation.reward_mean > self._best
-        ):
+        if every is None and result.reward_mean > self._best:
+            self._best = result.reward_mean
+            self._better = with_collector(self._trainer.before), before
+        # The last policy is evaluated in any case, and is not the last in a longer run.
+        if every is not None and done % every == 0 and result.evaluation.reward_mean > self._best:
             self._best = result.evaluation.reward_mean
             self._better = self._latest(), self._lengths
             self._save_best()
@@ -86,27 +75,20 @@ class Checkpointer:
         if self._score is None:
             return
         latest = self._latest()
-        iterations = latest.totals.iterations
-        path = self._folder / f"{iterations:08d}.ckpt"
-        if path.is_dir():
-            path = self._folder / f"{iterations:08d}.run.ckpt"
+        path = self._folder / f"{latest.totals.iterations:08d}.ckpt"
         self._write(path, latest, self._lengths, self._score)
         self._score = None
         self._save_best()
         own = list_checkpoints(self._folder)
-        done = [path for path in own if iterations_of(path) <= iterations]
-        # Of before the run went on from an earlier one; nothing else of it is left, either.
-        left = [path for path in own if path not in done and _is_sound(path)]
-        kept = self._trainer.config.output.keep_checkpoints
+        # Later ones are of before the run went on from an earlier one.
+        done = [each for each in own if iterations_of(each) <= latest.totals.iterations]
+        kept = done[: self._trainer.config.output.keep_checkpoints]
         with refused_by_the_disk(self._folder):
-            for old in (*done[kept:], *left):
+            for old in set(own) - set(kept):
                 old.unlink(missing_ok=True)
-            if self._ahead is not None and (left or iterations >= self._ahead):
-                self._best_path.unlink(missing_ok=True)
-                self._best, self._ahead = -math.inf, None
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
-                self._forget_episodes(done[:kept])
+                self._forget_episodes(kept)
 
     def _forget_episodes(self, checkpoints: list[Path]) -> None:
         """Delete the files of replayed episodes that none of these checkpoints needs."""
@@ -121,25 +103,16 @@ class Checkpointer:
     def _save_best(self) -> None:
         if self._better is not None:
             self._write(self._best_path, *self._better, self._best)
-            self._better = self._ahead = None
-
-    def _best_so_far(self) -> float:
-        """The best score of a run that goes on, as its tables have it."""
-        evaluated = self._trainer.config.experiment.evaluate_every is not None
-        text = self._tables.get(EVALUATIONS_NAME if evaluated else METRICS_NAME, b"").decode()
-        rows = csv.DictReader(io.StringIO(text))
-        return max((float(row["reward_mean"]) for row in rows), default=-math.inf)
+            self._better = None
 
     def _latest(self) -> RunState:
         """The state now, as views: it must be written before the next iteration."""
         return RunState(self._trainer.totals, self._trainer.learner.state_dict())
 
-    def _table_lengths(self) -> tuple[int, ...]:
+    def _table_lengths(self) -> Lengths:
         return tuple(map(len, self._tables.values()))
 
-    def _write(
-        self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None
-    ) -> None:
+    def _write(self, path: Path, state: RunState, lengths: Lengths, score: float | None) -> None:
         tables = {
             name: bytes(text[:length])
             for (name, text), length in zip(self._tables.items(), lengths, strict=True)
@@ -162,11 +135,3 @@ def with_collector(state: RunState) -> RunState:
         if name.startswith(prefix)
     }
     return replace(state, learner=state.learner | collector)
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        read_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True

@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import operator
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,14 +29,26 @@ from flame_rl.run.checkpoint import (
     find_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.evaluation import Evaluation, evaluation_of
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
-from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
+from flame_rl.run.iteration import (
+    EitherEvent,
+    PrefetchingBackend,
+    collect_iteration,
+    learn_iteration,
+    make_request,
+)
 from flame_rl.run.policy import Action, Policy
-from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
-from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
+from flame_rl.run.results import (
+    Evaluation,
+    IterationResult,
+    RunState,
+    Totals,
+    ended,
+    evaluation_of,
+    reached,
+)
 from flame_rl.run.transfer import begin_from, load_state, what_differs
-from flame_rl.settings.checks import flag
+from flame_rl.settings.checks import Count, Seed, converted, flag
 from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
@@ -87,29 +98,18 @@ class Trainer:
         """Start the workers or reach the cluster, and make the networks.
 
         Args:
-            config: what to train; an environment alone stands for TrainConfig(env). `resume` has no
-                effect until `resume_run` is called.
+            config: what to train; an environment alone stands for TrainConfig(env).
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
             reports: for the command line, which carries out `config.output` and calls `resume_run`;
-                otherwise settings of output are refused.
+                otherwise settings of output are refused, or without effect.
 
-        Raises:
-            UsageError: the environment or a setting cannot be used.
-            RunError: the cluster cannot be used.
+        Raises UsageError or RunError if the environment, a setting or the cluster cannot be used.
         """
         if not isinstance(config, TrainConfig):
             config = TrainConfig(config)
         if not reports:
-            _refuse_reports(config.output)
-        self.config = config
-        self.warnings: list[str] = []
-        self._callback = callback
-        self.stop = EitherEvent(threading.Event() if stop is None else stop)
-        self._ended = self._closed = False
-        self._closing = contextlib.ExitStack()
-        self._policy: Policy | None = None
-        self.distributed = is_distributed(config)
+            _refuse_reports(vars(config.output))
         env, name = config.experiment.env, config.experiment.env_name
         if name.startswith(CALLABLE) and isinstance(env, str):
             raise UsageError(
@@ -117,6 +117,14 @@ class Trainer:
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
         checks.refuse_impossible_sizes(config)
+        self.config, self._callback, self.distributed = config, callback, is_distributed(config)
+        self.stop = EitherEvent(threading.Event() if stop is None else stop)
+        self.warnings: list[str] = []
+        self.totals, self.tables = Totals(), {}
+        self.before: RunState | None = None
+        self._ended = self._closed = False
+        self._closing = contextlib.ExitStack()
+        self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
@@ -140,8 +148,7 @@ class Trainer:
         if isinstance(experiment.env, str):
             env_id = environment_id(experiment.env)
         else:
-            name = experiment.env_name.removeprefix(CALLABLE)
-            env_id = _register(experiment.env, name)
+            env_id = _register(experiment.env, experiment.env_name.removeprefix(CALLABLE))
             self._closing.callback(gymnasium.registry.pop, env_id, None)
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
@@ -152,24 +159,19 @@ class Trainer:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
         self.warnings += checks.environment_warnings(self.config, self.spec)
-        self.warnings += checks.refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
-        self._closing.callback(self.learner.close)
-        demonstrations = self.learner.algorithm.demonstrations
-        if demonstrations is not None:
+        self._closing.callback(self.learner.algorithm.close)
+        if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
-        self.totals, self.tables = Totals(), {}
-        self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = np.random.default_rng(experiment.seed)
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""
-        begun = begin_from(self.learner, self.config)
-        if begun is not None:
+        if (begun := begin_from(self.learner, self.config)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
             self.note = "\n".join(filter(None, (self.note, note)))
@@ -188,17 +190,15 @@ class Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
 
         Args:
-            path: a checkpoint file or a run folder.
-            best: use the run folder's best checkpoint, not its newest.
+            path: a checkpoint file or a run folder; with `best`, the folder's best checkpoint.
             callback, stop: as in `Trainer`.
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
-        Raises:
-            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, a
-                change would make it another run, or the other environment has other spaces.
+        Raises UsageError if there is no sound checkpoint, it does not fit model.py, a change would
+        make it another run, or the other environment has other spaces.
         """
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
@@ -211,7 +211,7 @@ class Trainer:
         config = saved.changed(**other, **changes)
         if not other and (different := differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
-        _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
+        _refuse_reports(changes)
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
         try:
@@ -259,17 +259,14 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        experiment, totals = self.config.experiment, self.totals
-        if reached(experiment, totals):
-            raise UsageError(
-                f"--stop-at: the mean return {totals.mean_return:.1f} has reached "
-                f"{experiment.stop_at}; save(path), then Trainer.load(path, stop_at=None), goes on"
-            )
-        if ended(experiment, totals):
+        experiment = self.config.experiment
+        if ended(experiment, self.totals):
             name = "iterations" if experiment.env_steps is None else "env_steps"
+            why = f"all {getattr(experiment, name)} are done"
+            if reached(experiment, self.totals):
+                name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
             raise UsageError(
-                f"{flag(name)}: all {getattr(experiment, name)} are done; save(path), then "
-                f"Trainer.load(path, {name}=…), goes on"
+                f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self.stop.is_set():
@@ -284,16 +281,16 @@ class Trainer:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
-        given = learner, backend, self.config, self.spec, self.totals
-        collected, times = collect_iteration(*given)
+        run = learner, backend, self.config, self.spec, self.totals
+        arrived = collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result, totals = learn_iteration(*given, collected, times)
+                result = learn_iteration(*run, arrived)
                 end_if_stopped()
-                self.totals = totals
+                self.totals = result.totals
             except BaseException:
                 learner.load_state_dict(before)
                 self.totals = self.before.totals
@@ -315,19 +312,15 @@ class Trainer:
         seed: int = 0,
         record: str | Path | None = None,
     ) -> Evaluation:
-        """Evaluate the policy in episodes that it does not learn from.
+        """Evaluate the policy in that many episodes, which it does not learn from.
 
         Args:
-            episodes: their number.
             explore: whether to sample actions as in training; otherwise each action is the policy's
                 mean, or the choice that is likeliest or worth most.
             seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
-        Raises:
-            UsageError, RunError, Interrupted: as in `train`; UsageError also for too many episodes
-                for the memory, and for a file that cannot be written.
-            TypeError: `episodes` or `seed` is no integer.
+        Raises as `train` does, and UsageError for a file that cannot be written.
         """
         request = self.evaluation_request(episodes, explore, seed)
         collected = self._backend.collect(self.learner.snapshot(), request).episodes
@@ -339,27 +332,19 @@ class Trainer:
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""
-        # Also NumPy's integers. Raises TypeError for anything else.
-        episodes, seed = operator.index(episodes), operator.index(seed)
-        if episodes < 1:
-            raise UsageError(f"--episodes: at least 1, not {episodes}")
-        checks.refuse_beyond_memory("episodes", episodes)
-        if not 0 <= seed < 1 << 63:
-            raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
+        episodes, seed = converted("episodes", Count, episodes), converted("seed", Seed, seed)
         self._refuse_if_closed()
         version = self.learner.snapshot().version
         request = make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration. Raises
-        UsageError if it names none; else as `train` does."""
-        if self.config.output.reproduce is None:
-            raise UsageError("--reproduce: name an episode of the next iteration")
+        """Collect only the episode `config.output.reproduce` of the next iteration. Raises as
+        `train` does."""
         self._refuse_if_closed()
-        snapshot, indices = self.learner.collector_snapshot(), (self.config.output.reproduce,)
-        iteration = self.totals.iterations
-        request = make_request(self.config, self.spec, iteration, indices, snapshot.version)
+        snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
+        done, version = self.totals.iterations, snapshot.version
+        request = make_request(self.config, self.spec, done, indices, version)
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:
@@ -383,14 +368,7 @@ class Trainer:
     @property
     def files(self) -> ReplayMemory | None:
         """The replay memory, whose episodes are in files of their own; None if there is none."""
-        from flame_rl.learner.state import REPLAY
-
-        return self.learner.parts.get(REPLAY)
-
-    def keep_files(self, folder: Path) -> None:
-        """Keep replayed episodes in this folder; otherwise they are in a temporary one."""
-        if self.files is not None:
-            self.files.keep_in(folder)
+        return self.learner.parts.get("replay")
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
@@ -443,10 +421,10 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
         env_id = f"{stem}-{number}"
 
 
-def _refuse_reports(output: Output) -> None:
+def _refuse_reports(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that only the command line carries out."""
     for name in REPORTS:
-        if getattr(output, name) != getattr(Output(), name):
+        if settings.get(name, default := getattr(Output, name)) != default:
             raise UsageError(
                 f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
                 f"leave it out, or train with main.py {flag(name)}"

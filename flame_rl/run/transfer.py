@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.learner.state import REPLAY, arrays_digest
+from flame_rl.learner.state import REPLAY, arrays_digest, part_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
-from flame_rl.settings.algorithms import Prioritized, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -55,21 +53,15 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
-    warnings, settings = [], config.algorithm
-    before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
-    scheduled = {
-        "learning rates fall to 0": settings.learning_rate_decay,
-        "the exponent of the importance weights rises to 1": isinstance(settings, Prioritized)
-        and settings.prioritized,
-    }
-    for what, there in scheduled.items():
-        if there and before != now:
-            warnings.append(
-                f"{what} at the end of the run: with {now} in place of {before}, results differ "
-                "from now on"
-            )
-    then = TrainConfig.from_data(checkpoint.config).execution.device
-    if then != (device := config.execution.device):
+    saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
+    before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
+    if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
+        warnings.append(
+            "with another end of the run, the learning rates or importance weights that follow it "
+            "differ from now on"
+        )
+    then, device = saved.execution.device, config.execution.device
+    if then != device:
         warnings.append(
             f"the run learned with --device {then}, and goes on with --device {device}: results "
             "differ from now on"
@@ -80,13 +72,6 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         for name, version in checkpoint.versions.items()
         if here.get(name) != version
     ]
-
-
-def _length(experiment: dict[str, Any]) -> str:
-    """How long a run with these settings is, in words."""
-    if experiment.get("env_steps") is not None:
-        return f"{experiment['env_steps']} env steps"
-    return f"{experiment['iterations']} iterations"
 
 
 # A policy in an environment
@@ -104,37 +89,28 @@ def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, 
 def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
     """Raise UsageError unless a policy that was trained in one environment can act in the other.
     Bounds may differ: actions are scaled to those that are there."""
-    pairs = {
-        "observes": (trained.observation_space, here.observation_space),
-        "takes actions of": (trained.action_space, here.action_space),
-    }
-    for does, (then, now) in pairs.items():
-        if form_of(then) != form_of(now):
+    forms = {"observation_space": form_of, "action_space": form_of, "masked": bool}
+    for name, form in forms.items():
+        then, now = getattr(trained, name), getattr(here, name)
+        if form(then) != form(now):
             raise UsageError(
-                f"--env: the policy was trained in {trained.env_id} and {does} {then}; "
-                f"{here.env_id} has {now}. Name an environment with the same spaces, or a wrapper "
-                "that makes them so; main.py --env … --from RUN trains in another one"
+                f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
+                f"of {here.env_id} {now}; name an environment that has the same, or a wrapper that "
+                "makes it so; main.py --env … --from RUN trains in another one"
             )
-    if trained.masked != here.masked:
-        (which,) = [spec.env_id for spec in (trained, here) if spec.masked]
-        raise UsageError(
-            f"--env: of {trained.env_id} and {here.env_id}, only {which} has action masks; name "
-            "an environment that has them as in training"
-        )
 
 
 def form_of(space: spaces.Space) -> object:
     """All of a space but its bounds, to be compared."""
     match space:
-        case spaces.Dict():  # in the order of the network's inputs
-            return [(name, form_of(each)) for name, each in space.items()]
-        case spaces.Tuple():
-            return [form_of(each) for each in space]
+        case spaces.Dict() | spaces.Tuple():  # in the order of the network's inputs
+            items = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+            return type(space), [(name, form_of(each)) for name, each in items]
         case spaces.Discrete():
             return int(space.n)
         case spaces.MultiDiscrete():
-            return "MultiDiscrete", space.nvec.tolist()
-    return type(space).__name__, space.shape, str(space.dtype)
+            return space.nvec.tolist()
+    return type(space), space.shape, space.dtype
 
 
 # --from: another run's networks
@@ -144,16 +120,11 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
     """Give a new learner what fits of the run that `config.experiment.from_` names, if any. All
     else begins anew: optimisers, versions, counters, random numbers.
 
-    Returns:
-        The SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
-        what was not, and why.
-
-    Raises:
-        UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
-            it fits, or with `with_replay` its replay memory does not.
+    Returns the SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
+    what was not, and why. Raises UsageError if there is no sound checkpoint, its state is not that
+    of `from_digest`, nothing of it fits, or with `with_replay` its replay memory does not.
     """
-    path, settings = config.experiment.from_, config.algorithm
-    with_replay = isinstance(settings, Replay) and settings.with_replay
+    path, with_replay = config.experiment.from_, getattr(config.algorithm, "with_replay", False)
     if path is None:
         if with_replay:
             raise UsageError("--with-replay: of which run? --from RUN names it")
@@ -177,8 +148,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
     if not parts:
         raise UsageError(
             f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
-            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso), or leave "
-            "the flag out"
+            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso)"
         )
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
@@ -203,7 +173,7 @@ def _take_replay(
     that are due for them count as taken: what comes is learned from at the usual pace."""
     from flame_rl.learner.off_policy.update import gradient_steps_due
 
-    state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
+    state, replay = part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
     if not state:
         raise UsageError(f"--with-replay: {source} has no replay memory; leave the flag out")
     try:
@@ -221,18 +191,17 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     are counted from the first with arrays: the one that selects --policy-observations has none.
     Copies of networks, such as target networks, are copies again.
 
-    Returns:
-        The names of the parts of which something was taken, none if no weights fit; and why layers
-        were not.
+    Returns the names of the parts of which something was taken, none if no weights fit; and why
+    layers were not.
     """
     from flame_rl.learner.training.trained import modules_in
 
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}
-    own = {part: _part_of(new, part) for part in modules}
+    own = {part: part_of(new, part) for part in modules}
     copies: dict[str, str] = {}
     for source, copy in itertools.combinations(modules, 2):
-        if source not in copies and _same(own[copy], own[source]):
+        if source not in copies and arrays_digest(own[copy]) == arrays_digest(own[source]):
             copies[copy] = source
     parts = (*(name for name in modules if name not in copies), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts)
@@ -241,66 +210,47 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
         return [], left
     merged = new | taken
     for copy, source in copies.items():
-        merged |= {f"{copy}.{name}": array for name, array in _part_of(merged, source).items()}
+        merged |= {f"{copy}.{name}": array for name, array in part_of(merged, source).items()}
     learner.load_state_dict(merged)
     if f"{_OBSERVATIONS}.mean" in taken:
         _set_normalizers(learner, modules, taken)
     return list(dict.fromkeys(name.partition(".")[0] for name in taken)), left
 
 
-def _part_of(state: State, part: str) -> State:
-    """A part's own state, in that of its learner."""
-    prefix = f"{part}."
-    return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
-
-
-def _same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(
-        np.array_equal(array, right[name]) for name, array in left.items()
-    )
-
-
 def _named_as_in(new: State, old: State) -> State:
     """The old arrays, with the first layer of each network at the place that it has in the new."""
-    there, here = _first_places(old), _first_places(new)
+
+    def first_place(state: State, network: str) -> int:
+        found = filter(None, map(_PLACED.fullmatch, state))
+        return min((int(each[2]) for each in found if each[1] == network), default=0)
 
     def renamed(found: re.Match[str]) -> str:
         network, place, rest = found.groups()
-        moved = here.get(network, there[network]) - there[network]
+        moved = first_place(new, network) - first_place(old, network)
         return f"{network}{int(place) + moved}{rest}"
 
     return {_PLACED.sub(renamed, name): array for name, array in old.items()}
 
 
-def _first_places(names: Iterable[str]) -> dict[str, int]:
-    """By network, the place of its first layer with arrays."""
-    found = [match.group(1, 2) for match in map(_PLACED.fullmatch, names) if match]
-    # The last one to be set is the least.
-    return dict(sorted(((n, int(place)) for n, place in found), reverse=True))
-
-
 def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, list[str]]:
     """The old arrays of these parts that fit, layer by layer, and reasons why others do not, a
     single one for a part that is not there at all."""
-    layers: dict[str, list[str]] = {}
-    for name in new:
-        if name.partition(".")[0] in parts:
-            layers.setdefault(name.rpartition(".")[0], []).append(name)
     taken, left, there = {}, {}, {name.partition(".")[0] for name in old}
-    for layer, names in layers.items():
-        part = layer.partition(".")[0]
-        unlike = [n for n in names if n in old and _shape(old[n]) != _shape(new[n])]
-        if unlike:
-            was, now = _shape(old[unlike[0]]), _shape(new[unlike[0]])
-            left[f"{unlike[0]} is {was} there and {now} here"] = True
-        elif all(name in old for name in names):
+    for layer, group in itertools.groupby(new, lambda name: name.rpartition(".")[0]):
+        part, names = layer.partition(".")[0], list(group)
+        if part not in parts:
+            continue
+        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
+        if not unlike:
             taken |= {name: old[name] for name in names}
+        elif (name := unlike[0]) in old:
+            left[f"{name} is {_form(old[name])} there and {_form(new[name])} here"] = True
         else:
             left[f"{layer if part in there else part} is not there"] = True
     return taken, list(left)
 
 
-def _shape(array: np.ndarray) -> str:
+def _form(array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import pwd
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,11 +33,26 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     # The rename itself is durable only once the folder is.
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file, or a folder's list of files, outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def refused_as(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
+    """Within the block, an OSError becomes an error of this kind, which says what was refused, why,
+    and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {why_refused(error)}{remedy}") from error
 
 
 def why_refused(error: OSError) -> str:

@@ -16,7 +16,7 @@ from flame_rl.backends.flame import executors
 from flame_rl.backends.flame.cluster import Capacity, capacity_of
 from flame_rl.backends.flame.compat import batch_past
 from flame_rl.backends.flame.executors import Answers, ExecutorMonitor, count
-from flame_rl.settings.execution import Execution
+from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.packing import WireError
 

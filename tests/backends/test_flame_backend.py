@@ -33,7 +33,7 @@ from flame_rl.backends.flame.cluster import Capacity, capacity_of, connect
 from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
 from flame_rl.backends.flame.session import Session
-from flame_rl.settings.execution import Execution
+from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, Flame, finish, run, start
 from tests.helpers import SOON, run_here

@@ -186,7 +186,8 @@ def test_a_commit_is_named_where_there_is_one(monkeypatch, tmp_path):
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     assert re.fullmatch(rf"{flame_rl.__version__}, commit [0-9a-f]{{40}}", package_version())
     (tmp_path / "file").touch()
-    assert package_version().endswith(", changed")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "file"], check=True)
+    assert package_version().endswith("-dirty")
 
 
 def test_a_finished_run_says_so_and_how_to_go_on(finished, tmp_path):
@@ -217,7 +218,7 @@ def test_a_finished_run_says_so_and_how_to_go_on(finished, tmp_path):
         (["--output", "occupied"], "occupied holds another run"),
         (["--output", "saved"], "saved holds another run"),
         (["--output", "a_file"], "a_file is a file"),
-        (["--output", "a_file/below"], "cannot write to a_file/below"),
+        (["--output", "a_file/below"], "--output: cannot write: "),
     ],
 )
 def test_mistakes_get_a_clear_error(arguments, words, tmp_path):

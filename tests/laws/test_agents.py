@@ -14,9 +14,8 @@ pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 from PIL import Image, ImageSequence
 
 from flame_rl import Trainer
-from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.iteration import training_request
-from flame_rl.run.results import Totals
+from flame_rl.run.results import Totals, bootstrap_interval
 from tests.helpers import run_here
 from tests.learners import make_config
 

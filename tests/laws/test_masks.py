@@ -77,7 +77,7 @@ def test_a_policy_outside_needs_the_mask(algorithm, tmp_path):
             assert policy.act(seen, action_mask=row) == episode.actions[step]
             alone = np.arange(5) == step % 5
             assert policy.act(seen, explore=True, action_mask=alone) == step % 5
-    with pytest.raises(ValueError, match="action_mask: none for 1 observations, and this policy"):
+    with pytest.raises(ValueError, match="action_mask: 0 for 1 observations, and this policy"):
         policy.act(observation)
     with pytest.raises(ValueError, match="allows nothing"):
         policy.act(observation, action_mask=np.zeros(5, np.int8))

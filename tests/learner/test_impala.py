@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flame_rl.learner.algorithms.impala import v_trace
-from flame_rl.learner.on_policy.returns import generalized_advantages
+from flame_rl.learner.on_policy.returns import generalized_advantages, td_errors
 from tests.helpers import spec_of
 from tests.learner.test_off_policy import slow
 from tests.learners import make_learner, random_episodes
@@ -57,7 +57,8 @@ def test_on_policy_it_is_the_generalised_advantage(terminated):
     samples = {"rewards": rewards[None], "discounts": discounts, "mask": ones}
     errors, _ = v_trace(samples, values[None, :-1], following, ones, 0.8)
     lengths, ends = np.array([7]), np.array([terminated])
-    expected = generalized_advantages(rewards, values, lengths, ends, 0.9, 0.8)
+    deltas = td_errors(rewards, values, lengths, ends, 0.9)
+    expected = generalized_advantages(deltas, lengths, 0.9 * 0.8)
     np.testing.assert_allclose(errors[0], expected, rtol=1e-9)
 
 

@@ -16,6 +16,7 @@ from flame_rl.learner.on_policy.returns import (
     generalized_advantages,
     leave_one_out,
     standardize,
+    td_errors,
 )
 
 BATCHES = st.tuples(
@@ -133,7 +134,8 @@ def test_generalized_advantages_by_definition(batch, gae_lambda):
         for t in range(len(r)):
             factors = [(discount * gae_lambda) ** k for k in range(len(r) - t)]
             expected.append(sum(f * d for f, d in zip(factors, delta[t:], strict=True)))
-    actual = generalized_advantages(rewards, values, lengths, terminated, discount, gae_lambda)
+    errors = td_errors(rewards, values, lengths, terminated, discount)
+    actual = generalized_advantages(errors, lengths, discount * gae_lambda)
     np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
@@ -159,7 +161,8 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
                 total += discount ** (t - s) * product * delta
             expected.append(total)
     weights = np.minimum(ratios, 1.0)
-    common = rewards, values, lengths, terminated, discount, gae_lambda
+    errors = td_errors(rewards, values, lengths, terminated, discount)
+    common = errors, lengths, discount * gae_lambda
     np.testing.assert_allclose(generalized_advantages(*common, weights), expected, atol=1e-9)
     ones = generalized_advantages(*common, np.ones_like(weights))
     np.testing.assert_array_equal(ones, generalized_advantages(*common))

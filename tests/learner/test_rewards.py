@@ -169,9 +169,13 @@ def exits(episode):
         (
             VECTOR,
             {"reward_weights": (1, 2, 3), "reward_parts": ("cost",)},
-            "reward_2, cost, so 4, not 3: 1.0 2.0 3.0",
+            "3 for 4 parts of the reward, .*, reward_2, cost",
         ),
-        (SCALAR, {"reward_weights": (1, 2)}, "one number; name the parts .* by --reward-parts"),
+        (
+            SCALAR,
+            {"reward_weights": (1, 2)},
+            "2 for 0 parts of the reward; --reward-parts names some",
+        ),
         (VECTOR, {"reward_parts": ("reward_1",)}, "'reward_1' is another column of metrics.csv"),
         (SCALAR, {"reward": "no_such_module:f"}, "cannot be imported.* folder of main.py"),
         (SCALAR, {"reward": f"{HERE}:f"}, "has no function 'f'"),

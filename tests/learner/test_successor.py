@@ -128,7 +128,7 @@ def test_a_trained_policy_acts_by_other_weights(learned):
 
 def test_weights_are_those_of_the_parts():
     with pytest.raises(
-        UsageError, match=r"--reward-weights: one for each of reward_0.*so 3, not 2"
+        UsageError, match=r"--reward-weights: 2 for 3 parts of the reward, reward_0"
     ):
         make(reward_weights=(1.0, 2.0))
     with pytest.raises(UsageError, match="--reward-weights: successor learns the return of each"):

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from flame_rl import TrainConfig
 from flame_rl.report import console as console_module
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run.evaluation import Evaluation
-from flame_rl.run.results import IterationResult, Timing, Totals
+from flame_rl.run.results import Evaluation, IterationResult, Timing, Totals
 from tests.helpers import request_for, shown_on_a_terminal, spec_of
 
 WORDS = "0 of 2 executors are working (2 unbinding, no sign of node flame-node); giving up in {} s"
@@ -197,6 +196,7 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
         weights_digest="",
         timing=Timing(1.0, 1.0, 0.0, 0.0, 500.0, 0, 0, 0, 0),
         evaluation=evaluation,
+        totals=Totals(count, 100 * count, 20_000 * count, 200.0),
     )
 
 

@@ -46,7 +46,7 @@ def test_a_policy_is_evaluated_with_other_arguments_and_in_other_environments(ru
 def test_other_spaces_are_a_clear_mistake_and_the_run_stays_as_it_was(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for env, words in (
-        ("Acrobot-v1", "trained in CartPole-v1 and observes Box"),
+        ("Acrobot-v1", "observation_space of CartPole-v1, where the policy was trained, is Box"),
         ("Nothing-v0", "Nothing"),
     ):
         done = run_here("evaluate", "run", *HERE, "--env", env, cwd=run.parent)

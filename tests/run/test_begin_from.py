@@ -230,14 +230,6 @@ def test_a_run_that_saved_nothing_begins_again_with_the_same_state_or_not_at_all
     assert done.returncode == 2 and "there has gone on or was replaced" in done.stderr
 
 
-def test_without_the_flag_nothing_is_different(old):
-    """Neither in config.json nor in checkpoints."""
-    config = json.loads((old / "ppo" / "config.json").read_text())
-    assert not {"from_", "from_digest", "stop_at"} & config["experiment"].keys()
-    assert "with_replay" not in json.loads((old / "dqn" / "config.json").read_text())["algorithm"]
-    assert not (old / "ppo" / "checkpoints" / "00000000.ckpt").exists()
-
-
 def test_a_refused_run_leaves_no_folder(old, tmp_path):
     for words in (("--from", "nowhere"), ("--from", str(old / "ppo"), "--hidden-sizes", "5")):
         done = run_here(*PPO, "--workers", "0", "--output", "new", *words, cwd=tmp_path)
@@ -272,14 +264,6 @@ def test_replayed_experience_comes_along_and_the_old_files_stay(old):
     assert contents(old / "dqn" / "replay") == before
 
 
-def test_a_smaller_memory_keeps_the_latest(old):
-    with replaying(old, capacity=70) as trainer:
-        kept = steps_of(trainer)
-    with replaying(old) as trainer:
-        np.testing.assert_array_equal(kept, steps_of(trainer)[-len(kept) :])
-    assert 40 < len(kept) <= 70
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -292,18 +276,6 @@ def test_a_smaller_memory_keeps_the_latest(old):
 def test_experience_of_another_form_is_refused_by_the_name_of_its_column(old, settings, message):
     with pytest.raises(UsageError, match=message), replaying(old, **settings):
         pass
-
-
-def test_missing_experience_is_named(old, tmp_path):
-    copy = shutil.copytree(old / "dqn", tmp_path / "dqn")
-    (segment,) = (copy / "replay").iterdir()
-    for damage, words in (
-        (lambda: segment.write_bytes(segment.read_bytes()[:-9]), "not all of them are there"),
-        (lambda: shutil.rmtree(copy / "replay"), "No such file"),
-    ):
-        damage()
-        with pytest.raises(UsageError, match=f"--with-replay: .*{words}"), replaying(tmp_path):
-            pass
 
 
 def test_a_run_without_experience_has_none_to_give(old):

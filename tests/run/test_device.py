@@ -108,23 +108,6 @@ def test_a_run_says_where_it_learns(card, tmp_path):
     assert device_of_run(tmp_path) == "cpu"
 
 
-def test_small_networks_stay_on_the_cpu(card, tmp_path):
-    card(True)
-    words = ("--episodes-per-iter", "2", "--iterations", "1", "--workers", "0", "--output", "run")
-    done = run_here(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Device" not in done.stdout and device_of_run(tmp_path) == "cpu"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a graphics card")
-def test_without_a_card_it_is_refused(tmp_path):
-    done = run_here("--device", "cuda", "--workers", "0", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--device: cuda, and torch finds no graphics card" in done.stderr
-    assert "Leave the flag out" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
 @pytest.mark.parametrize(
     "options", [{}, {"memory": "gru"}, {"algorithm": "dqn", "warm_up_steps": 20}]

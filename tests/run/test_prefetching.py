@@ -14,8 +14,7 @@ from flame_rl.backends.dispatch import Collected
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
-from flame_rl.run.iteration import make_request
-from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
+from flame_rl.run.iteration import EitherEvent, PrefetchingBackend, make_request
 from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -115,18 +114,6 @@ def chances(snapshot, episodes) -> np.ndarray:
         taken = weights[np.arange(episode.length), episode.actions]
         out.append(taken / weights.sum(axis=1))
     return np.concatenate(out)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_resumed_run_collects_again_what_was_being_collected(algorithm, tmp_path):
-    with Trainer(config_of(algorithm, 2)) as trainer:
-        whole = rows(trainer)
-    for cut in (1, 3):
-        with Trainer(config_of(algorithm, 2)) as trainer:
-            first = rows(trainer.train() for _ in range(cut))
-            trainer.save(tmp_path / "cut.ckpt")
-        with Trainer.load(tmp_path / "cut.ckpt", workers=1) as trainer:
-            assert first + rows(trainer) == whole
 
 
 @pytest.mark.parametrize("options", [{}, {"shared_torso": True}], ids=["separate", "shared"])

@@ -23,11 +23,9 @@ from gymnasium import spaces
 
 import model
 from flame_rl import Policy, TrainConfig, Trainer
-from flame_rl.actor.environments.making import make_environment
 from flame_rl.settings.experiment import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
-from flame_rl.wire.messages import Environment
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_here
 
@@ -141,18 +139,6 @@ def test_learning_rates_fall_over_env_steps():
         assert np.abs(policy.parameters - parameters).max() == pytest.approx(rate, rel=1e-3)
 
 
-def test_it_is_the_training_of_the_command_line(tmp_path):
-    done = run_here(
-        *("--episodes-per-iter", "6", "--hidden-sizes", "8", "--iterations", "4", "--workers", "2"),
-        *("--algorithm", "ppo", "--output", "run"),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
-    with make(algorithm="ppo") as trainer:
-        assert digests(trainer) == [row.rpartition(",")[2] for row in rows]
-
-
 def test_a_callback_sees_every_result_and_may_stop():
     seen = []
 
@@ -224,19 +210,6 @@ def test_actions_are_torchs_mean_within_the_bounds():
         assert 0 < clipped < 50
 
 
-def test_actions_that_explore_have_the_policys_probabilities():
-    observation = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
-    with make(iterations=1) as trainer:
-        list(trainer)
-        with torch.no_grad():
-            rows = torch.from_numpy(observation[None])
-            logits = trainer.learner.parts["policy"](rows)
-            expected = torch.softmax(logits, dim=-1)[0, 1].item()
-        actions = [trainer.compute_action(observation, explore=True) for _ in range(4000)]
-        assert 0.05 < expected < 0.95
-        assert np.mean(actions) == pytest.approx(expected, abs=0.03)
-
-
 def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
     """Ornstein-Uhlenbeck noise: steps k apart have the correlation (1 - theta)^k."""
     observation, options = np.array([0.1, -0.2, 0.3], np.float32), {"warm_up_steps": 0}
@@ -249,15 +222,6 @@ def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
     for lag in (1, 4):
         correlation = np.mean(noise[:-lag] * noise[lag:]) / np.var(noise)
         assert correlation == pytest.approx(0.85**lag, abs=0.05)
-
-
-def test_actions_follow_the_weights():
-    observation = np.array([0.5, 0.1, 0.1], np.float32)
-    with make("Pendulum-v1", iterations=2, learning_rate=0.1) as trainer:
-        actions = [trainer.compute_action(observation)]
-        for _ in trainer:
-            actions.append(trainer.compute_action(observation))
-    assert len({action.tobytes() for action in actions}) == 3
 
 
 def test_actions_for_spaces_of_other_kinds():
@@ -293,16 +257,6 @@ def test_saved_and_loaded_it_goes_on_as_if_it_had_never_stopped(algorithm, tmp_p
         assert trainer.totals.iterations == 2 and trainer.evaluate(5) == halfway
         assert digests(trainer) == expected[2:]
         assert trainer.evaluate(5) == final
-
-
-def test_a_policy_that_has_learned_nothing_can_be_saved(tmp_path):
-    with make(learning_rate_decay=False) as trainer:
-        trainer.save("before.ckpt")
-        before = trainer.evaluate(5)
-        expected = digests(trainer)
-    with Trainer.load("before.ckpt", iterations=9) as trainer:
-        assert trainer.evaluate(5) == before
-        assert digests(trainer)[:4] == expected
 
 
 def test_what_cannot_be_loaded(tmp_path):
@@ -422,12 +376,6 @@ def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
     assert done.returncode == 2 and "twice_the_pay made this run" in done.stderr
 
 
-@pytest.mark.parametrize("env", ["", " ", None, 3])
-def test_what_is_no_environment(env):
-    with pytest.raises(UsageError, match="--env: a name or Gymnasium id"):
-        TrainConfig(env=env)
-
-
 # What is left
 
 
@@ -466,8 +414,6 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
 def test_a_closed_trainer_reproduces_nothing():
     with make() as trainer:
         trainer.save("a.ckpt")
-    with pytest.raises(UsageError, match="--reproduce: name an episode"):
-        trainer.reproduce()
     with Trainer.load("a.ckpt", resume=Path(), reproduce=0, workers=0) as trainer:
         pass
     with pytest.raises(UsageError, match="this Trainer is closed"):
@@ -519,31 +465,6 @@ def test_in_threads_they_train_as_if_alone():
     finally:
         sys.setswitchinterval(before)
     assert torch.get_num_threads() == threads
-
-
-def test_environments_are_made_while_other_threads_register_theirs():
-    ended = threading.Event()
-
-    def register():
-        while not ended.is_set():
-            for number in range(50):
-                gymnasium.register(f"Another-v{number}", lambda: Corridor(1.0))
-            for number in range(50):
-                del gymnasium.registry[f"Another-v{number}"]
-
-    def make_environments():
-        try:
-            for _ in range(1000):
-                make_environment(Environment("CartPole-v1")).close()
-        finally:
-            ended.set()
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        in_two_threads(register, make_environments)
-    finally:
-        sys.setswitchinterval(before)
 
 
 def test_products_have_one_thread_until_the_last_of_them_has_collected():

@@ -59,7 +59,7 @@ def _imported(name: str) -> Callable[[Any], Any]:
     return found
 
 
-def flags_of(
+def flags_of_environment(
     env: str, env_kwargs: tuple[str, ...], wrapper: tuple[str, ...], observe: tuple[str, ...]
 ) -> str:
     """The words of a command line that name an environment as it is configured."""

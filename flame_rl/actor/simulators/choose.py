@@ -17,7 +17,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.environments.making import import_environment
-from flame_rl.actor.environments.wrapping import flags_of
+from flame_rl.actor.environments.wrapping import flags_of_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import (
@@ -74,7 +74,9 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
     if unknown:
-        flags = flags_of(env_id, environment.env_kwargs, environment.wrapper, environment.observe)
+        flags = flags_of_environment(
+            env_id, environment.env_kwargs, environment.wrapper, environment.observe
+        )
         unknown += f" `uv run main.py check {flags}` takes the time for it."
     notes, slots = [note, unknown], None
     if simulator is plain:

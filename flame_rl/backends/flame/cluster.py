@@ -14,7 +14,7 @@ from flamepy.core.types import FlameContext, ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.backends.flame import compat
-from flame_rl.settings.execution import Execution
+from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
 

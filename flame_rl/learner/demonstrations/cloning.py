@@ -143,10 +143,7 @@ class ClonedFirst(Algorithm):
 
 
 def cloned_first(
-    config: TrainConfig,
-    spec: EnvironmentSpec,
-    algorithm: Update,
-    demonstrations: Demonstrations,
+    config: TrainConfig, spec: EnvironmentSpec, algorithm: Update, demonstrations: Demonstrations
 ) -> ClonedFirst:
     """An algorithm with new networks, which clones the demonstrations first. Raises UsageError as
     `on_policy` does, and where policies are a step behind."""

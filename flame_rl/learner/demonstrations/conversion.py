@@ -163,46 +163,35 @@ def _observations(
                 f"{space if own is None else own!s:.100}; an episode of T steps has T + 1 rows"
             )
         with np.errstate(invalid="ignore"):
-            taken = array.astype(column.dtype)
-        if column.dtype == "uint8" and (taken != array).any():
+            found[column.name] = np.ascontiguousarray(array.astype(column.dtype))
+        if column.dtype == "uint8" and (found[column.name] != array).any():
             raise UsageError(f"{column.name}: not integers from 0 to 255, of {own!s:.100}")
-        found[column.name] = np.ascontiguousarray(taken)
     return found
 
 
 def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths, int64 [E], and which episodes terminated, bool [E]."""
     terminations = ends = _flags(arrays, "terminations", steps)
-    if "truncations" in arrays:
+    if cut := "truncations" in arrays:
         ends = ends | _flags(arrays, "truncations", steps)
+    last = np.flatnonzero(ends)
     if "lengths" in arrays:
         lengths = _numbers(arrays, "lengths", None)
         counts = lengths.dtype.kind in "iu" and lengths.size > 0
         # Each first, because a sum of large ones wraps around.
         if not counts or lengths.min() < 1 or lengths.max() > steps or lengths.sum() != steps:
-            raise UsageError(
-                f"lengths: not the numbers of steps of the episodes, which add up to the {steps} "
-                "rewards; each is at least 1"
-            )
+            raise UsageError(f"lengths: not the numbers of steps of episodes; they sum to {steps}")
         last = np.cumsum(lengths.astype(np.int64)) - 1
-        others = np.delete(ends, last).any() or ("truncations" in arrays and not ends[last].all())
-        if others:
+        if np.delete(ends, last).any() or (cut and not ends[last].all()):
             raise UsageError(
                 "lengths: the episodes end elsewhere than by terminations and truncations; leave "
                 "out lengths, or correct them"
             )
-        return np.diff(last, prepend=-1), terminations[last]
-    if "truncations" not in arrays:
+    elif not cut or not ends[-1]:
         raise UsageError(
-            "truncations: missing; say by it which steps a limit cut off, or give the episodes' "
-            "lengths in its place"
+            "truncations: missing, or the last step ends no episode; say by it which steps a limit "
+            "cut off, or give the episodes' lengths in its place"
         )
-    if not ends[-1]:
-        raise UsageError(
-            "truncations: the last step ends no episode; mark it as truncated, if more steps would "
-            "have followed"
-        )
-    last = np.flatnonzero(ends)
     return np.diff(last, prepend=-1), terminations[last]
 
 
@@ -225,17 +214,15 @@ def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np
         raise UsageError(f"{name}: missing; docs/demonstrations.md says what a file has")
     array = np.asarray(arrays[name])
     if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise UsageError(
-            f"{name}: {array.dtype} {array.shape}, and an array of numbers is expected"
-        )
+        raise UsageError(f"{name}: {array.dtype} {array.shape}, and numbers are expected")
     if shape and array.shape != (array.shape[: shape[0] is None] + shape[shape[0] is None :]):
         sizes = ", ".join("N" if size is None else str(size) for size in shape)
         raise UsageError(f"{name}: shape {array.shape}, and ({sizes}) is expected")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argmin(np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
-        raise UsageError(f"{name}: NaN or infinity in row {row}; leave its episode out")
-    if array.dtype.kind == "f" and np.abs(array).max(initial=0) > np.finfo(np.float32).max:
-        raise UsageError(f"{name}: a number is beyond float32; choose other units")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(np.float32)) if array.dtype.kind == "f" else np.True_
+    if not finite.all():
+        row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
+        raise UsageError(f"{name}: NaN, infinity or beyond float32 in row {row}; leave it out")
     return array
 
 

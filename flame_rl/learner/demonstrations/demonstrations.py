@@ -24,12 +24,8 @@ class Demonstrations:
     def __init__(
         self, experiment: Experiment, read: Callable[[], Episodes], needs_masks: bool = False
     ) -> None:
-        """
-        Args:
-            experiment: names them in `demonstrations`; with the digest, if the run has begun.
-            read: reads them; raises UsageError.
-            needs_masks: whether masks of allowed actions must be there, too.
-        """
+        """`experiment` names them, with the digest if the run has begun; `read` reads them, and
+        raises UsageError; `needs_masks` says whether masks of actions must be there, too."""
         self._experiment, self._read, self._needs_masks = experiment, read, needs_masks
 
     @cached_property
@@ -44,7 +40,7 @@ class Demonstrations:
                     f"{ACTION_MASKS}: missing; targets need what is allowed after a step. Record "
                     "the episodes with them, or train with --no-action-mask"
                 )
-            if expected is not None and (found := digest_of(episodes)) != expected:
+            if expected is not None and (found := episodes_digest(episodes)) != expected:
                 raise UsageError(
                     f"not what the run began with: the digest is {found[:12]}…, and config.json "
                     f"has {expected[:12]}…; put the same file back, or begin a new run"
@@ -56,7 +52,7 @@ class Demonstrations:
     @property
     def digest(self) -> str:
         """SHA-256 of the episodes, in hexadecimal. Raises UsageError as `episodes` does."""
-        return self._experiment.demonstrations_digest or digest_of(self.episodes)
+        return self._experiment.demonstrations_digest or episodes_digest(self.episodes)
 
     @property
     def notice(self) -> str:
@@ -69,7 +65,7 @@ class Demonstrations:
         )
 
 
-def digest_of(episodes: Episodes) -> str:
+def episodes_digest(episodes: Episodes) -> str:
     """SHA-256 in hexadecimal over lengths, ends and columns of episodes."""
     columns = {f"column {name}": array for name, array in episodes.columns.items()}
     ends = {"lengths": episodes.lengths, "terminated": episodes.terminated}

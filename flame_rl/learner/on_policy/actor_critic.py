@@ -146,10 +146,7 @@ class ActorCritic(Actor):
     def value_columns(self, targets: np.ndarray) -> Samples:
         """What the value loss needs, given targets, float64 [N]."""
         targets = targets.astype(np.float32)
-        return {
-            "targets": targets,
-            "scale": np.full_like(targets, self.value.module.scale.item()),
-        }
+        return {"targets": targets, "scale": np.full_like(targets, self.value.module.scale.item())}
 
 
 class TwoNetworks(ActorCritic):
@@ -352,11 +349,8 @@ def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Ge
     """
     count = number_of_minibatches(wanted, batch.steps)
     order = random_order(batch.steps, count, generator, batch.time)
-    columns = {**batch.for_policy, **columns}
-    if batch.log_probs is not None:
-        columns["log_probs"] = batch.log_probs
-    if batch.time is not None:
-        columns["time"] = batch.time
+    optional = {"log_probs": batch.log_probs, "time": batch.time}
     if batch.weights is not None:
-        columns["weights"] = batch.importance_weights.astype(np.float32)
-    return Epoch(batch.policy_inputs, batch.rows, columns, order, count)
+        optional["weights"] = batch.importance_weights.astype(np.float32)
+    given = {name: array for name, array in optional.items() if array is not None}
+    return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns | given, order, count)

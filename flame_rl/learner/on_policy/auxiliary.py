@@ -52,7 +52,7 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
     try:
         module = make(features, spec)
     except (Exception, SystemExit) as error:
-        raise _error(name, error, "when it was made") from error
+        raise _error(name, error) from error
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, whose "
@@ -60,41 +60,20 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
         )
     for entry, tensor in module.state_dict().items():
         if tensor.dtype != torch.float32:
-            raise UsageError(
-                f"--auxiliary: {entry} of {name} is {tensor.dtype}; parameters and buffers must be "
-                "float32"
-            )
+            raise UsageError(f"--auxiliary: {entry} of {name} is {tensor.dtype}; make it float32")
     return module
 
 
 def loss_of_steps(
     name: str, module: nn.Module, features: Tensor, samples: dict[str, Tensor]
 ) -> Tensor:
-    """The module's losses, float32 [B].
-
-    Args:
-        name: of the loss, for errors.
-        module: as `make_auxiliary` made it.
-        features: float32 [B, F].
-        samples: what happened in the steps; see docs/losses.md.
-
-    Raises:
-        UsageError: it raised an exception, or returned something else than losses of the steps.
-    """
-    given = {"features": features, **samples}
-    versions = {key: tensor._version for key, tensor in given.items()}
+    """The losses of a module that `make_auxiliary` made, float32 [B], given features, float32
+    [B, F], and what happened in the steps; see docs/losses.md. Raises UsageError if it raises an
+    exception, or returns something else."""
     try:
-        # What it does to the dictionary, or to torch's gradient mode, no other loss sees.
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            loss = module(features, dict(samples))
+        loss = module(features, dict(samples))
     except (Exception, SystemExit) as error:
-        raise _error(name, error, "") from error
-    for key, tensor in given.items():
-        if tensor._version != versions[key]:
-            raise UsageError(
-                f"--auxiliary: {name} changed its {key} in place, which other losses see, too; "
-                "make a new tensor, as x = x + 1 in place of x += 1, or relu(x) of relu_(x)"
-            )
+        raise _error(name, error) from error
     wanted = features.shape[:-1]
     if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
         made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
@@ -110,8 +89,7 @@ def loss_of_steps(
     return loss
 
 
-def _error(name: str, error: Exception, when: str) -> UsageError:
+def _error(name: str, error: BaseException) -> UsageError:
     return UsageError(
-        f"--auxiliary: {name} raised {summary(error)} {when}".rstrip()
-        + f"\n\n{traceback_of(error).rstrip()}"
+        f"--auxiliary: {name} raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
     )

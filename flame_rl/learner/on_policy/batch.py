@@ -10,10 +10,15 @@ from flame_rl.learner.on_policy.returns import (
     constant_value,
     discounted_returns,
     generalized_advantages,
+    td_errors,
+)
+from flame_rl.learner.training.frames import (
+    SideBySide,
+    Stacks,
+    observations_of,
     step_rows,
     time_steps,
 )
-from flame_rl.learner.training.frames import SideBySide, Stacks, observations_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Episodes
@@ -118,8 +123,8 @@ class Batch:
 
     def advantages(self, values: np.ndarray, discount: float, gae_lambda: float) -> np.ndarray:
         """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]."""
-        steps = self.rewards, values, self.lengths, self.terminated
-        return generalized_advantages(*steps, discount, gae_lambda, self.weights)
+        errors = td_errors(self.rewards, values, self.lengths, self.terminated, discount)
+        return generalized_advantages(errors, self.lengths, discount * gae_lambda, self.weights)
 
 
 def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:

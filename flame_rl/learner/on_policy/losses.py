@@ -91,14 +91,8 @@ def explained_variance(values: np.ndarray, targets: np.ndarray) -> dict[str, flo
 
 @dataclass(frozen=True)
 class Term:
-    """One loss of a sum.
-
-    Attributes:
-        name: of the loss, as in metrics.csv: "policy" has policy_loss and policy_gradient_norm.
-        weight: its factor in the sum.
-        loss: sees its own outputs alone.
-        outputs: the places of its outputs among the network's.
-    """
+    """One loss of a sum, with its factor; it sees its own `outputs` alone, which are places among
+    the network's. With the name "policy", metrics.csv has policy_loss and policy_gradient_norm."""
 
     name: str
     weight: float
@@ -119,13 +113,9 @@ def differentiate_sum(
         samples: B samples.
         gradient: float32 [P], overwritten.
 
-    Returns:
-        Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
-        its unweighted loss and the norm of its weighted gradient; and the other numbers of the
-        terms' losses under their own names.
-
-    Raises:
-        UsageError: torch cannot differentiate a loss.
+    Returns means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
+    its unweighted loss and the norm of its weighted gradient; and the other numbers of the terms'
+    losses under their own names. Raises UsageError if torch cannot differentiate a loss.
     """
 
     def of_slice(chunk: Samples, every: np.ndarray) -> dict[str, float]:
@@ -139,35 +129,27 @@ def differentiate_sum(
                 forward.backward_one(gradients, own, last=term is terms[-1])
             except (Exception, SystemExit) as error:
                 raise UsageError(
-                    f"the gradient of {_loss(term.name)} failed: {summary(error)}; write a loss of "
+                    f"the gradient of {term.name}_loss failed: {summary(error)}; write a loss of "
                     "--auxiliary, or a network in model.py, in operations that torch "
                     "differentiates, none of them in place"
                 ) from error
-            numbers |= of_term | {_loss(term.name): of_term["loss"]}
+            numbers |= of_term | {f"{term.name}_loss": of_term["loss"]}
         return sums_of(numbers)
 
     of_each = np.empty((len(terms), gradient.size), np.float32)
     means = accumulate(of_slice, network, samples, of_each)
-    means["loss"] = sum(term.weight * means[_loss(term.name)] for term in terms)
+    means["loss"] = sum(term.weight * means[f"{term.name}_loss"] for term in terms)
     gradient.fill(0)
     for term, own in zip(terms, of_each, strict=True):
         own *= np.float32(term.weight)
         gradient += own
-        means[_norm(term.name)] = math.sqrt(np.dot(own, own))
+        means[f"{term.name}_gradient_norm"] = math.sqrt(np.dot(own, own))
     return means
 
 
 def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
     """The names of each term's metrics in `differentiate_sum`: all losses, then all norms."""
-    return (*map(_loss, names), *map(_norm, names))
-
-
-def _loss(name: str) -> str:
-    return f"{name}_loss"
-
-
-def _norm(name: str) -> str:
-    return f"{name}_gradient_norm"
+    return tuple(f"{name}_{kind}" for kind in ("loss", "gradient_norm") for name in names)
 
 
 def output_as_loss(

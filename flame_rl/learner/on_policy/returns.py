@@ -2,8 +2,7 @@
 
 N is the number of steps of all episodes together, E the number of episodes. An array of values has
 [N + E] entries, one for each observation of each episode in turn, the last observation included.
-Ranks or sizes that do not fit raise ValueError. Sutton and Barto is "Reinforcement Learning: An
-Introduction", 2nd edition, 2018.
+Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
 from __future__ import annotations
@@ -31,51 +30,48 @@ def discounted_returns(
     Returns:
         float64 [N].
     """
-    _check_episodes(rewards, lengths)
-    if bootstrap.shape != lengths.shape:
-        raise ValueError(f"bootstrap: shape {bootstrap.shape}, not {lengths.shape}")
     return _discounted_sums(rewards, discount, lengths, bootstrap)
 
 
-def generalized_advantages(
+def td_errors(
     rewards: np.ndarray,
     values: np.ndarray,
     lengths: np.ndarray,
     terminated: np.ndarray,
     discount: float,
-    gae_lambda: float,
-    weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A_t = delta_t + discount * lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t
-    (Schulman et al. 2016, "High-Dimensional Continuous Control Using GAE", eq. 16).
-
-    With weights, for steps by an older policy, A_t = w_t (delta_t + discount * lambda * A_{t+1}):
-    V-trace's v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and
-    c_t = lambda w_t), the advantage of step t and, added to V_t, the value's target.
+    """delta_t = r_t + discount * V_{t+1} - V_t, float64 [N].
 
     Args:
         rewards, lengths, discount: as in `discounted_returns`.
         values: float64 [N + E].
         terminated: bool [E]; the last value of a terminated episode counts as 0.
-        gae_lambda: from 0 (one step) to 1 (the whole episode).
-        weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
-            None: all are 1.
-
-    Returns:
-        float64 [N].
     """
-    _check_episodes(rewards, lengths)
-    if values.shape != (len(rewards) + len(lengths),):
-        raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
-    if terminated.shape != lengths.shape:
-        raise ValueError(f"terminated: shape {terminated.shape}, not {lengths.shape}")
     rows = step_rows(lengths)
     following = values[rows + 1]
     following[np.cumsum(lengths)[terminated] - 1] = 0.0
-    deltas = rewards + discount * following - values[rows]
+    return rewards + discount * following - values[rows]
+
+
+def generalized_advantages(
+    errors: np.ndarray, lengths: np.ndarray, decay: float, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """A_t = delta_t + decay * A_{t+1}, decay = discount * lambda (Schulman et al. 2016,
+    "High-Dimensional Continuous Control Using GAE", eq. 16).
+
+    With weights, for steps by an older policy, A_t = w_t (delta_t + decay * A_{t+1}): V-trace's
+    v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and c_t = lambda w_t),
+    the advantage of step t and, added to V_t, the value's target.
+
+    Args:
+        errors: delta_t, see `td_errors`, float64 [N].
+        lengths: int64 [E].
+        decay: lambda is from 0 (one step) to 1 (the whole episode).
+        weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
+            None: all are 1.
+    """
     weights = 1.0 if weights is None else weights
-    ends = np.zeros(len(lengths))
-    return _discounted_sums(weights * deltas, discount * gae_lambda * weights, lengths, ends)
+    return _discounted_sums(weights * errors, decay * weights, lengths, np.zeros(len(lengths)))
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -87,12 +83,8 @@ def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
     Args:
         returns: float64 [N], the episodes one after another.
-        lengths: int64 [E].
-
-    Returns:
-        float64 [N]; zeros if there is only one episode.
+        lengths: int64 [E]; of a single episode the result is zeros, float64 [N].
     """
-    _check_episodes(returns, lengths)
     if len(lengths) == 1:
         return np.zeros_like(returns)
     time = time_steps(lengths)
@@ -124,35 +116,21 @@ def constant_value(
 
 
 def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
-    """Returns minus the baseline; a difference that is no more than rounding is 0.
-
-    Otherwise `standardize` would scale the rounding of equal returns up to a gradient.
-
-    Args:
-        returns: float64 [N].
-        baseline: float64 [N], or one number.
-    """
+    """Returns, float64 [N], minus the baseline, [N] or one number. A difference that is no more
+    than rounding is 0: `standardize` would scale that of equal returns up to a gradient."""
     differences = returns - baseline
     rounding = _ROUNDING * np.abs(returns).max()
     return np.where(np.abs(differences) <= rounding, 0.0, differences)
 
 
 def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
-    """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
+    """Shift values, float64 [N], to mean 0 and scale them to standard deviation 1, float32 [N].
 
-    Never per episode: an episode with reward 1 per step and one with 5 per step would get the same
-    weights. Equal values carry no preference and become 0.
-
-    Args:
-        values: float64 [N].
-        weights: where the values are weighted, `Batch.importance_weights`: what is subtracted is a
-            baseline, and weighted like them, so that a step of weight 0 stays 0.
-
-    Returns:
-        float32 [N].
+    Over the whole batch, and never per episode: an episode with reward 1 per step and one with 5
+    per step would get the same weights. Equal values carry no preference and become 0. Weighted
+    values come with their weights, `Batch.importance_weights`: what is subtracted is a baseline,
+    and weighted like them, so that a step of weight 0 stays 0.
     """
-    if values.ndim != 1:
-        raise ValueError(f"values: rank {values.ndim}, not 1")
     centered = values - weights * values.mean()
     scale = centered.std()
     if scale <= _ROUNDING * np.abs(values).max():
@@ -181,10 +159,3 @@ def _discounted_sums(
         products[:-reach] *= products[reach:]
         reach *= 2
     return sums
-
-
-def _check_episodes(rewards: np.ndarray, lengths: np.ndarray) -> None:
-    if rewards.ndim != 1 or lengths.ndim != 1:
-        raise ValueError(f"rewards, lengths: ranks {rewards.ndim} and {lengths.ndim}, not 1 and 1")
-    if len(lengths) == 0 or lengths.min() < 1 or lengths.sum() != len(rewards):
-        raise ValueError(f"lengths: do not divide {len(rewards)} rewards into episodes")

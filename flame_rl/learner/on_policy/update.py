@@ -59,17 +59,8 @@ class Update(Protocol):
         decay: float,
         generator: np.random.Generator,
     ) -> dict[str, float]:
-        """
-        Args:
-            networks: policy and values; see `ActorCritic` for the order of its methods.
-            batch: prepared by the networks.
-            config: the run's settings.
-            decay: factor of the learning rates.
-            generator: seeded by the run's seed and the number of updates.
-
-        Returns:
-            Metrics by name.
-        """
+        """Train the networks, see `ActorCritic` for the order of its methods, on a batch that they
+        have prepared, with `decay` as the factor of learning rates. Returns metrics by name."""
         ...
 
 
@@ -175,21 +166,13 @@ def shrink_until_close(
     samples: Samples,
     max_kl: float,
 ) -> dict[str, float]:
-    """Shorten the update of the policy, its normalisation included, until its KL divergence from
-    the policy before it is at most `max_kl`; if it never is, undo the update.
+    """Shorten the update of the policy, its normalisation and values in the same module included,
+    until its KL divergence from the policy `before` it is at most `max_kl` nats; if it never is,
+    undo the update. Returns "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
 
     To end the epochs where a minibatch exceeds the limit is not enough: a minibatch estimates the
-    divergence from its own steps, before its own gradient step.
-
-    Args:
-        policy: after the update; values in the same module are shortened with it.
-        before: its state before the update; see `copy_state`.
-        batch: all steps that were collected.
-        samples: the same; see `policy_samples`.
-        max_kl: in nats.
-
-    Returns:
-        "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
+    divergence from its own steps, before its own gradient step. `batch` and `samples`, see
+    `policy_samples`, are all steps that were collected.
     """
     after = copy_state(policy.module)
     for halvings in range(_HALVINGS + 1):

@@ -111,16 +111,6 @@ def test_a_standard_deviation_that_is_clipped_has_no_slope():
         assert slope[0, 1] == 0 and slope[0, 0] != 0
 
 
-def test_squashed_and_deterministic_policies_are_those_of_sac_and_td3():
-    spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-1, 1, (2,), np.float32))
-    for policy, algorithm in (("squashed", "sac"), ("deterministic", "td3")):
-        other = make_learner(spec, algorithm=algorithm, hidden_sizes=(8,)).snapshot()
-        options = {"policy": policy, "normalize_observations": False, "hidden_sizes": (8,)}
-        own = make_learner(spec, algorithm="bc", activation="relu", **options).snapshot()
-        assert [layer.kind for layer in own.layers] == [layer.kind for layer in other.layers]
-        assert own.head.kind == other.head.kind
-
-
 @pytest.mark.parametrize("policy", ["gaussian", "squashed", "deterministic"])
 def test_observations_are_normalised_by_the_demonstrations_alone(policy):
     spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-1, 1, (2,), np.float32))

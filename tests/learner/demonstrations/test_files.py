@@ -20,7 +20,7 @@ from flame_rl.learner.demonstrations.conversion import (
     episodes_of,
     flattened,
 )
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations, digest_of
+from flame_rl.learner.demonstrations.demonstrations import Demonstrations, episodes_digest
 from flame_rl.learner.demonstrations.files import (
     read_demonstrations,
     read_npz,
@@ -81,7 +81,7 @@ def test_lengths_stand_in_for_truncations(tmp_path):
     plain = episodes_of(found, CONTINUOUS)
     del found["truncations"]
     found["lengths"] = np.array([2, 1, 3])
-    assert digest_of(episodes_of(found, CONTINUOUS)) == digest_of(plain)
+    assert episodes_digest(episodes_of(found, CONTINUOUS)) == episodes_digest(plain)
 
 
 SPACES = [
@@ -115,7 +115,7 @@ def test_what_is_written_is_read(spec, tmp_path):
         write_demonstrations(tmp_path / name, episodes, spec)
     again = demonstrations(str(tmp_path / "a.npz"), spec)
     if not spec.continuous:
-        assert again.digest == digest_of(episodes)
+        assert again.digest == episodes_digest(episodes)
     for name, column in again.episodes.columns.items():
         np.testing.assert_allclose(column, episodes.columns[name], atol=1e-6)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
@@ -142,7 +142,7 @@ def test_observations_as_the_environment_returns_them_are_flattened(space):
     plain = episodes_of(arrays(CONTINUOUS) | {"observations": np.stack(samples)}, spec)
     columns = flattened(space, samples)
     flat = episodes_of(arrays(CONTINUOUS) | columns, spec)
-    assert digest_of(plain) == digest_of(flat)
+    assert episodes_digest(plain) == episodes_digest(flat)
     if not isinstance(space, spaces.Box):
         expected = np.stack([spaces.flatten(space, sample) for sample in samples])
         np.testing.assert_array_equal(plain.observations, expected)
@@ -169,20 +169,10 @@ WRONG = [
     (CONTINUOUS, "observations", None, "observations: missing"),
     (CONTINUOUS, "observations", lambda a: a[:-1], "shape (8, 3), and (9, 3) is expected"),
     (CONTINUOUS, "observations", lambda a: a[:, :2], "observations: shape (9, 2), and (9, 3) is"),
-    (CONTINUOUS, "observations", put((4, 1), np.nan), "observations: NaN or infinity in row 4"),
-    (
-        CONTINUOUS,
-        "observations",
-        lambda a: a * np.float64(1e39),
-        "observations: a number is beyond float32",
-    ),
-    (CONTINUOUS, "observations", lambda a: a.astype("U5"), "'observations': <U5 and no numbers"),
-    (
-        CONTINUOUS,
-        "observations",
-        np.float32(1),
-        "observations: float32 (), and an array of",
-    ),
+    (CONTINUOUS, "observations", put((4, 1), np.nan), "observations: NaN, infinity or beyond"),
+    (CONTINUOUS, "observations", lambda a: a * np.float64(1e39), "beyond float32 in row 0"),
+    (CONTINUOUS, "observations", lambda a: a.astype("U5"), "observations: <U5 (9, 3), and numbers"),
+    (CONTINUOUS, "observations", np.float32(1), "observations: float32 (), and numbers"),
     (CONTINUOUS, "actions", put((5, 1), 4.1), "actions: 4.1 of step 5 is outside of -2 to 4; give"),
     (CONTINUOUS, "actions", lambda a: a[:, 0], "actions: shape (6,), and (6, 2) is expected"),
     (CONTINUOUS, "actions", lambda a: a[:5], "actions: shape (5, 2), and (6, 2) is"),
@@ -190,13 +180,18 @@ WRONG = [
     (DISCRETE, "actions", lambda a: a * 1.0, "actions: float64, and integers are expected"),
     (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and (N) is expected"),
     (DISCRETE, "rewards", lambda a: a[:0], "rewards: no step; record at least one episode"),
-    (DISCRETE, "rewards", put(0, np.inf), "rewards: NaN or infinity in row 0"),
+    (DISCRETE, "rewards", put(0, np.inf), "rewards: NaN, infinity or beyond float32 in row 0"),
     (DISCRETE, "terminations", None, "terminations: missing"),
     (DISCRETE, "terminations", np.full(6, 2), "terminations: numbers other than 0 and 1"),
-    (DISCRETE, "terminations", np.zeros(6), "truncations: the last step ends no episode; mark it"),
-    (DISCRETE, "truncations", None, "truncations: missing; say by it which steps"),
+    (DISCRETE, "terminations", np.zeros(6), "truncations: missing, or the last step ends no ep"),
+    (DISCRETE, "truncations", None, "truncations: missing, or the last step ends"),
     (DISCRETE, "lengths", np.array([2, 4]), "lengths: the episodes end elsewhere than by term"),
-    (DISCRETE, "lengths", np.array([2, 2]), "lengths: not the numbers of steps of the episodes"),
+    (
+        DISCRETE,
+        "lengths",
+        np.array([2, 2]),
+        "lengths: not the numbers of steps of episodes; they sum",
+    ),
     (DISCRETE, "lengths", np.array([2, -1, 5]), "lengths: not the numbers of steps"),
     (MASKED, "action_masks", put((3, 1), False), "the action of step 2 is one that its mask forb"),
     (MASKED, "action_masks", lambda a: a[:, :3], "action_masks: shape (9, 3), and (9, 4) is"),
@@ -229,7 +224,7 @@ class Evil:
 
 def test_nothing_is_unpickled(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", **changed(DISCRETE, "rewards", np.array([Evil()] * 6, object)))
-    with pytest.raises(UsageError, match="'rewards': object and no numbers"):
+    with pytest.raises(UsageError, match="Object arrays cannot be loaded"):
         read_npz(tmp_path / "a.npz")
     (tmp_path / "b.npz").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(UsageError, match=r"no sound \.npz file"):
@@ -254,7 +249,7 @@ def test_a_header_that_promises_more_than_there_is_costs_no_memory(tmp_path):
     np.lib.format.write_array_header_1_0(head, shape)
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("rewards.npy", head.getvalue() + bytes(80))
-    with pytest.raises(UsageError, match="'rewards' has 80 bytes, and"):
+    with pytest.raises(UsageError, match="no memory for its arrays"):
         read_npz(tmp_path / "a.npz")
 
 
@@ -281,7 +276,7 @@ def test_damage_is_told_in_one_line_or_changes_nothing(data, tmp_path_factory):
         text = str(error)
         assert text.startswith(f"--demonstrations: {path}: ") and "\n" not in text
     else:
-        assert digest_of(found) == digest_of(episodes_of(arrays(MASKED), MASKED))
+        assert episodes_digest(found) == episodes_digest(episodes_of(arrays(MASKED), MASKED))
 
 
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "<u8", "|b1", "<f2", "|u1"])

@@ -145,21 +145,3 @@ def test_a_minibatch_is_that_of_loops_over_episodes(lengths, seed, strategy, sha
     own = np.random.default_rng(seed)
     hindsight.relabelled(store, positions, own)
     assert own.bit_generator.state == generator.bit_generator.state
-
-
-def test_the_store_stays_as_it_was():
-    store = ReplayStore(COLUMNS, CAPACITY)
-    store.add(episodes_of([5, 5], 0))
-    positions = np.arange(10)
-    before = n_step(store, positions, 2, 0.9)
-    n_step(
-        Relabelling(FUNCTIONS, "future", 1.0).relabelled(
-            store, positions, np.random.default_rng(0)
-        ),
-        positions,
-        2,
-        0.9,
-    )
-    after = n_step(store, positions, 2, 0.9)
-    for name in before:
-        np.testing.assert_array_equal(before[name], after[name])

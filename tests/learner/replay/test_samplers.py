@@ -55,25 +55,15 @@ SIZES = st.integers(1, 70)
 @settings(max_examples=200, deadline=None)
 @given(SIZES, st.data())
 def test_the_tree_is_a_plain_array(size, data):
-    """Whole numbers, whose sums are exact; leaves set one by one, twice, and by range."""
+    """Whole numbers, whose sums are exact; leaves set one by one, and twice."""
     tree, plain = SumTree(size), [0] * size
+    pairs = st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 9)), max_size=9)
     for _ in range(data.draw(st.integers(1, 6))):
-        if data.draw(st.booleans()):
-            pairs = data.draw(
-                st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 9)), max_size=9)
-            )
-            tree.set(
-                np.array([leaf for leaf, _ in pairs], np.int64),
-                np.array([value for _, value in pairs], float),
-            )
-            for leaf, value in pairs:
-                plain[leaf] = value
-        else:
-            start = data.draw(st.integers(0, size - 1))
-            stop = data.draw(st.integers(start + 1, size))
-            value = data.draw(st.integers(0, 9))
-            tree.set_range(start, stop, float(value))
-            plain[start:stop] = [value] * (stop - start)
+        drawn = data.draw(pairs)
+        leaves, values = np.array(drawn, np.int64).reshape(-1, 2).T
+        tree.set(leaves, values.astype(float))
+        for leaf, value in drawn:
+            plain[leaf] = value
         assert tree.leaves.tolist() == plain
         assert tree.total == sum(plain)
         quarters = np.arange(4 * sum(plain)) / 4
@@ -89,7 +79,7 @@ def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
         leaves = rng.integers(0, size, 7)
         one.set(leaves, rng.random(7))
     other = SumTree(size)
-    other.set_range(0, size, one.leaves)
+    other.set(np.arange(size), one.leaves)
     assert one._nodes.tobytes() == other._nodes.tobytes()
 
 
@@ -105,7 +95,7 @@ def test_a_leaf_of_zero_is_never_found_whatever_the_rounding(size, seed):
     leaves = np.exp(rng.normal(0, 20, size)) * (rng.random(size) < 0.5)
     leaves[rng.integers(size)] = 1
     tree = SumTree(size)
-    tree.set_range(0, size, leaves)
+    tree.set(np.arange(size), leaves)
     total = tree.total
     sums = np.concatenate([rng.random(200) * total, [0.0, total, np.nextafter(total, np.inf)]])
     assert (leaves[tree.find(sums)] > 0).all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flame_rl.learner.off_policy.replay.store import (
     ReplayStore,
     bytes_needed,
-    in_words,
+    capacity_in_words,
 )
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.wire.messages import Column
@@ -78,29 +78,6 @@ def test_sequences(adds, columns, data):
     # Each step lies in the sequence that it is mapped to.
     inside = np.array(positions) - actual["starts"]
     assert (actual["mask"][np.arange(len(positions)), inside] == 1).all()
-
-
-@pytest.mark.parametrize("terminated", [True, False])
-def test_an_end_is_not_bootstrapped_and_a_time_limit_is(terminated):
-    store = ReplayStore(CONTINUOUS, CAPACITY)
-    # The episode in the middle; its neighbours are of the other kind.
-    episodes = make_episodes([2, 3, 4], [not terminated, terminated, not terminated])
-    store.add(episodes)
-    _, middle, _ = episodes
-    last_observation, last_reward = middle.observations[-1], middle.rewards[-1]
-    position = np.array([4])
-    for view in (n_step(store, position, n, 0.9) for n in (1, 3)):
-        np.testing.assert_array_equal(view["next_observations"][0], last_observation)
-        assert view["discounts"][0] == (0 if terminated else np.float32(0.9))
-        assert view["rewards"][0] == last_reward
-    before = n_step(store, position - 1, 2, 0.9)
-    assert before["discounts"][0] == (0 if terminated else np.float32(0.9**2))
-    assert n_step(store, position - 2, 2, 0.9)["discounts"][0] == np.float32(0.9**2)
-    sequence = sequences(store, position, 5, 0, 0.9)
-    np.testing.assert_array_equal(sequence["next_observations"][0, 2], last_observation)
-    ends = [0.9, 0.9, 0 if terminated else 0.9, 0, 0]
-    np.testing.assert_allclose(sequence["discounts"][0], ends, rtol=1e-6)
-    np.testing.assert_array_equal(sequence["mask"][0], [1, 1, 1, 0, 0])
 
 
 def test_an_episode_that_ends_in_its_last_permitted_step_has_ended():
@@ -179,5 +156,5 @@ def test_what_a_capacity_needs_in_words():
         Column("rewards", "float64", (), False),
     )
     small, needed = (bytes_needed(ant, capacity) for capacity in (20_000, 1_000_000))
-    assert in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
-    assert in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"
+    assert capacity_in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
+    assert capacity_in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"

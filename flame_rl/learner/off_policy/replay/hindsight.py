@@ -12,6 +12,7 @@ makes one object of it, asks these functions alone, and never steps it.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -63,19 +64,14 @@ def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
         )
     parts = {part.path: part for part in observation_parts(spec.observation_space)}
     found = [parts.get((name,)) for name in (ACHIEVED, DESIRED)]
-    if None in found:
-        raise UsageError(
-            f"--hindsight: it needs observations that are a Dict with {ACHIEVED} and {DESIRED}, "
-            f"each a Box or MultiBinary, and {spec.env_id} observes {spec.observation_space!s:.300}"
-            "; leave the flag out, or let --observe keep both keys"
-        )
-    forms = [(type(part.space), part.space.shape, part.one_byte) for part in found]
-    kind, _, one_byte = forms[0]
+    forms = [part and (type(part.space), part.space.shape, part.one_byte) for part in found]
+    kind, _, one_byte = forms[0] or (None, (), False)
     if forms[0] != forms[1] or kind not in (spaces.Box, spaces.MultiBinary) or one_byte:
         raise UsageError(
-            f"--hindsight: {ACHIEVED} and {DESIRED} must be alike, both a Box of numbers or both "
-            f"MultiBinary, and no pictures; {spec.env_id} has {found[0].space!s:.200} and "
-            f"{found[1].space!s:.200}. A wrapper may make them so"
+            f"--hindsight: it needs observations that are a Dict with {ACHIEVED} and {DESIRED}, "
+            "both a Box of numbers or both MultiBinary, alike and no pictures, and "
+            f"{spec.env_id} observes {spec.observation_space!s:.300}; leave the flag out, let "
+            "--observe keep both keys, or make them so by a --wrapper"
         )
     return GoalPlaces(*(slice(part.start, part.stop) for part in found), found[1].space)
 
@@ -95,10 +91,10 @@ class GoalFunctions:
         self.places = places
         self._environment = environment
         self._simulator: PlainSimulator | None = None
-        self._reward: _Function | None = None
-        self._ended: _Function | None = None
+        # "compute_reward" and the one that says which goals end an episode, if any.
+        self._functions: dict[str, _Function] = {}
         # How often each function gave what the environment did not.
-        self._steps, self._differing = 0, {"compute_reward": 0, "compute_terminated": 0}
+        self._steps, self._differing = 0, Counter()
 
     def open(self) -> gymnasium.Env:
         """The object of the environment, which is made unless there is one. Raises UsageError if it
@@ -132,20 +128,31 @@ class GoalFunctions:
         following = observations[step_rows(episodes.lengths) + 1]
         achieved, desired = following[:, self.places.achieved], following[:, self.places.desired]
         rewards, ended = self.outcomes(achieved, desired)
-        terminated = np.zeros(episodes.steps, bool)
+        given, terminated = episodes.columns["rewards"], np.zeros(episodes.steps, bool)
         terminated[np.cumsum(episodes.lengths) - 1] = episodes.terminated
-        if self._ended is None and terminated.any():
+        if len(self._functions) < 2 and terminated.any():
             raise UsageError(
                 f"--hindsight: an episode of {self._environment.env_id} terminated, and it has no "
                 "compute_terminated(achieved_goal, desired_goal, info), which would say whether "
                 "one ends with another goal; add the method to the environment, or by a wrapper"
             )
         self._steps += episodes.steps
-        given = episodes.columns["rewards"]
         rounding = _ROUNDING * (1 + np.abs(achieved).max() + np.abs(desired).max())
-        same = np.isclose(rewards, given, rtol=_ROUNDING, atol=rounding)
-        self._refuse_if_many("compute_reward", ~same, rewards, given)
-        self._refuse_if_many("compute_terminated", ended != terminated, ended, terminated)
+        other = ~np.isclose(rewards, given, rtol=_ROUNDING, atol=rounding)
+        for name, differs, computed, expected in (
+            ("compute_reward", other, rewards, given),
+            ("compute_terminated", ended != terminated, ended, terminated),
+        ):
+            self._differing[name] += int(differs.sum())
+            if self._differing[name] <= max(1, self._steps // _STEPS_OF_A_ROUNDING):
+                continue
+            place = int(np.argmax(differs))
+            raise UsageError(
+                f"--hindsight: {name} of {self._environment.env_id} gives {computed[place]} where "
+                f"a step gave {expected[place]}, and differs in {self._differing[name]} of "
+                f"{self._steps} steps. It must follow from the two goals alone; look for what else "
+                "it reads, and for a wrapper that changes rewards or ends"
+            )
 
     def outcomes(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rewards, float32 [M], and whether the episode terminates, bool [M], of steps that lead to
@@ -157,27 +164,27 @@ class GoalFunctions:
         achieved, desired = (
             goals.reshape(-1, *space.shape).astype(space.dtype) for goals in (achieved, desired)
         )
-        if self._reward is None:
-            self._find(achieved[:_COMPARED], desired[:_COMPARED])
-        rewards = self._values("compute_reward", self._reward, achieved, desired)
-        ended = np.zeros(len(achieved), bool)
-        if self._ended is not None:
-            ended = self._values("compute_terminated", self._ended, achieved, desired)
-        return rewards.astype(np.float32), ended.astype(bool)
+        if not self._functions:
+            self._functions = self._found(achieved[:_COMPARED], desired[:_COMPARED])
+        rewards, *ended = (
+            self._values(name, function, achieved, desired)
+            for name, function in self._functions.items()
+        )
+        none = np.zeros(len(achieved), bool)
+        return rewards.astype(np.float32), ended[0].astype(bool) if ended else none
 
-    def _find(self, achieved: np.ndarray, desired: np.ndarray) -> None:
+    def _found(self, achieved: np.ndarray, desired: np.ndarray) -> dict[str, _Function]:
+        """The functions by name, for M goals at once, which these are to try them with."""
         env = self.open()
+        found = {"compute_reward": self._with_info(_attribute(env, "compute_reward"))}
+        if (compute := _attribute(env, "compute_terminated")) is not None:
+            found["compute_terminated"] = self._with_info(compute)
+        elif (succeeds := getattr(_attribute(env, "task"), "is_success", None)) is not None:
+            found["task.is_success"] = succeeds
         # Steps that reach their goal are among them, and steps that do not.
         desired = np.concatenate([desired, achieved, np.roll(achieved, 1, axis=0)])
         achieved = np.concatenate([achieved] * 3)
-        compute = self._with_info(_attribute(env, "compute_reward"))
-        reward = self._for_many("compute_reward", compute, achieved, desired)
-        if (compute := _attribute(env, "compute_terminated")) is not None:
-            ended = self._with_info(compute)
-            self._ended = self._for_many("compute_terminated", ended, achieved, desired)
-        elif (succeeds := getattr(_attribute(env, "task"), "is_success", None)) is not None:
-            self._ended = self._for_many("task.is_success", succeeds, achieved, desired)
-        self._reward = reward
+        return {n: self._for_many(n, function, achieved, desired) for n, function in found.items()}
 
     def _with_info(self, compute: Callable[..., Any]) -> _Function:
         """GoalEnv's function, with an empty info for each goal."""
@@ -200,9 +207,7 @@ class GoalFunctions:
         expected = self._values(name, one_by_one, achieved, desired)
         with contextlib.suppress(Exception):
             together = np.asarray(function(achieved, desired))
-            if together.shape == expected.shape and np.array_equal(
-                together.astype(np.float32), expected.astype(np.float32)
-            ):
+            if np.array_equal(together.astype(np.float32), expected.astype(np.float32)):
                 return function
         return one_by_one
 
@@ -218,32 +223,15 @@ class GoalFunctions:
                 f"{title} raised {summary(error)}; it is called with goals and an empty info\n\n"
                 f"{traceback_of(error).rstrip()}"
             ) from error
-        if values.shape != (len(achieved),) or values.dtype.kind not in "biuf":
+        alike = values.shape == (len(achieved),) and values.dtype.kind in "biuf"
+        if not alike or not np.isfinite(values).all():
+            place = int(np.argmin(np.isfinite(values))) if alike else 0
+            returned = np.atleast_1d(values)[place : place + 1]
             raise UsageError(
-                f"{title} returned {values.dtype} of shape {values.shape[1:]} for a goal; it must "
-                "return a single number"
-            )
-        if not np.isfinite(values).all():
-            place = int(np.argmin(np.isfinite(values)))
-            raise UsageError(
-                f"{title} returned {values[place]} for the achieved goal {achieved[place]!s:.80} "
-                f"and the desired goal {desired[place]!s:.80}; look for a division by 0"
+                f"{title} returned {returned!s:.80} for the achieved goal {achieved[place]!s:.80} "
+                f"and the desired goal {desired[place]!s:.80}; give a single finite number"
             )
         return values
-
-    def _refuse_if_many(
-        self, name: str, differs: np.ndarray, computed: np.ndarray, given: np.ndarray
-    ) -> None:
-        self._differing[name] += int(differs.sum())
-        if self._differing[name] <= max(1, self._steps // _STEPS_OF_A_ROUNDING):
-            return
-        place = int(np.argmax(differs))
-        raise UsageError(
-            f"--hindsight: {name} of {self._environment.env_id} gives {computed[place]} where a "
-            f"step gave {given[place]}, and differs in {self._differing[name]} of {self._steps} "
-            "steps. It must follow from the two goals alone: info, the action and the state are "
-            "not kept. Look for what else it reads, and for a wrapper that changes rewards or ends"
-        )
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -255,14 +243,9 @@ def _attribute(env: gymnasium.Env, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Relabelling:
-    """Which steps get another goal, and which (section 3.3 and 4.5).
-
-    Attributes:
-        functions: of the environment's goals.
-        strategy: "future", a goal that the episode achieved after the step, each as likely as any
-            other; "final", the one that it achieved last.
-        share: the probability that a step gets another goal.
-    """
+    """Which steps get another goal, and which (section 3.3 and 4.5): each with the probability
+    `share`, by the `strategy` "future" a goal that the episode achieved after the step, each as
+    likely as any other; by "final" the one that it achieved last."""
 
     functions: GoalFunctions
     strategy: Literal["future", "final"]

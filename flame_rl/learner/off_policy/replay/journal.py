@@ -13,7 +13,6 @@ read: the run plays it again, to the bit.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
+from flame_rl.system.files import sync
 from flame_rl.wire.fields import WireError, Within, value_from_data
 from flame_rl.wire.messages import Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
@@ -102,15 +102,11 @@ class Journal:
         self._digest, self._synced = NO_DIGEST, False
 
     def append(self, episodes: Episodes) -> None:
-        """Append episodes as one record.
-
-        Raises:
-            OSError: the disk refuses. The journal is as it was; the same episodes can be appended
-                later.
-        """
+        """Append episodes as one record. Raises OSError if the disk refuses; the journal is then as
+        it was, and the same episodes can be appended later."""
         segment, end = self._segment, self._end
         if end >= self._segment_bytes:
-            _sync(self.path(segment))
+            sync(self.path(segment))
             segment, end = self._episodes, 0
         chunks, digest = _in_bytes(self._episodes, self._steps, self._digest, episodes)
         self._synced = False
@@ -123,8 +119,8 @@ class Journal:
         """What a checkpoint holds of a store, all of whose episodes were appended, once the journal
         is safely on disk. Raises OSError if the disk refuses."""
         if self._end and not self._synced:
-            _sync(self.path(self._segment))
-            _sync(self.folder)
+            sync(self.path(self._segment))
+            sync(self.folder)
             self._synced = True
         kept = store.capacity, self._episodes, self._steps, store.oldest
         return Place(*kept, self._segment, self._end, self._digest)
@@ -142,24 +138,17 @@ class Journal:
             store.add(record.episodes)
         if (store.capacity, store.episodes, store.steps, store.oldest) != place[:4]:
             raise _incomplete(place)
-        self._episodes, self._steps = place.episodes, place.steps
-        self._segment, self._end, self._digest = place.segment, place.end, place.digest
+        _, self._episodes, self._steps, _, self._segment, self._end, self._digest = place
         for segment in self.segments():
-            path = self.path(segment)
             if segment > self._segment or self._end == 0:
-                path.unlink()
-            elif segment == self._segment and path.stat().st_size > self._end:
-                os.truncate(path, self._end)
+                self.path(segment).unlink()
+        if self._end:
+            os.truncate(self.path(self._segment), self._end)
 
     def read(self, place: Place | None = None) -> Iterator[Record]:
         """The records that a place needs, or all up to one that is torn, the oldest first; the
-        folder stays as it is.
-
-        Raises:
-            JournalError: one that the place needs is missing, damaged or of another run.
-            OSError: the disk refuses.
-            ValueError: a record is sound and has another form, or other columns.
-        """
+        folder stays as it is. Raises JournalError if one that the place needs is missing, damaged
+        or of another run; ValueError if a sound one has another form; OSError."""
         last, digest = (0, 0), None
         for segment in self.segments(0 if place is None else place.oldest):
             for record in self._records(segment):
@@ -205,28 +194,24 @@ class Journal:
                 end += _HEAD.size + length
                 if magic != MAGIC or end > size:
                     return
-                body = bytearray(length)
-                file.readinto(body)
-                hashed = hashlib.sha256(previous)
-                hashed.update(body)
-                if hashed.digest() != digest:
+                body = bytearray(file.read(length))
+                if hashlib.sha256(previous + body).digest() != digest:
                     return
                 content = _content(body, self.columns)
                 yield Record(*content, segment, end, previous, digest)
 
     def _foreign(self, segment: int) -> JournalError:
         return JournalError(
-            f"records of {self.path(segment).name} are those of another run, or were altered: they "
-            "are not the ones that this checkpoint was made with. Put the run's own replay folder "
-            "back"
+            f"records of {self.path(segment).name} are those of another run, or were altered; put "
+            "the run's own replay folder back"
         )
 
 
 def _incomplete(place: Place) -> JournalError:
     return JournalError(
         f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and not all of "
-        "them are there and sound; put the run's own files back, resume from another checkpoint of "
-        "the run, --resume RUN/checkpoints/NAME.ckpt, or begin it anew"
+        "them are there and sound; put the run's own files back, or resume from another checkpoint "
+        "of the run, --resume RUN/checkpoints/NAME.ckpt"
     )
 
 
@@ -239,10 +224,7 @@ def _in_bytes(
     arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
     body = pack_buffers(_KIND, header, arrays)
-    hashed = hashlib.sha256(previous)
-    for chunk in body:
-        hashed.update(chunk)
-    digest = hashed.digest()
+    digest = hashlib.sha256(b"".join([previous, *body])).digest()
     return [_HEAD.pack(MAGIC, sum(map(len, body)), previous, digest), *body], digest
 
 
@@ -272,33 +254,10 @@ def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Epis
 
 
 def _write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:
-    """Write the chunks from byte `start` on, where the file then ends; returns that end.
-
-    Raises OSError if the disk refuses; the file then ends at `start`, now or at the next write.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-    try:
-        os.ftruncate(descriptor, start)
-        end = start
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest:
-                # On a disk that is nearly full, fewer bytes than asked for.
-                written = os.pwrite(descriptor, rest, end)
-                rest, end = rest[written:], end + written
-        return end
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, start)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    """Make a file, or a folder's list of files, outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write the chunks from byte `start` on, where the file then ends; returns that end. Raises
+    OSError if the disk refuses; the next write begins at `start` again."""
+    with path.open("r+b" if path.exists() else "xb") as file:
+        file.truncate(start)
+        file.seek(start)
+        file.writelines(chunks)
+        return file.tell()

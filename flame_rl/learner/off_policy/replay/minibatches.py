@@ -68,13 +68,9 @@ class Minibatches:
     def draw(
         self, number: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray]:
-        """Draw K = `number` minibatches.
-
-        Returns:
-            Samples, [K, B, ...], with importance "weights" to the power of `beta`, float32, unless
-            steps are drawn uniformly; and the positions in the replay memory of the first b samples
-            of each, int64 [K, b].
-        """
+        """Draw K = `number` minibatches: samples, [K, B, ...], with importance "weights", float32,
+        to the power of `beta` unless steps are drawn uniformly; and the positions in the replay
+        memory of the first b samples of each, int64 [K, b]."""
         demonstrated = 0
         if self.demonstrations is not None:
             demonstrated = min(self.size - 1, math.floor(self.share * self.size + 0.5))
@@ -93,8 +89,7 @@ class Minibatches:
     def _view(
         self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
     ) -> Samples:
-        """The steps of a store at these positions, int64 [K, B], as the algorithm learns from
-        them, [K, B, ...]."""
+        """Steps of a store, positions int64 [K, B], as the algorithm learns from them."""
         shape, positions = positions.shape, positions.ravel()
         if self.hindsight is not None:
             store = self.hindsight.relabelled(store, positions, generator)

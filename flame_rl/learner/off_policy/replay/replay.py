@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from flame_rl.learner.off_policy.replay.journal import Journal, Place
 from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, tree_bytes, uniform
-from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, capacity_in_words
 from flame_rl.learner.state import REPLAY
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.files import why_refused
+from flame_rl.system.files import refused_as
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
@@ -50,7 +50,7 @@ class ReplayMemory:
         UsageError if they do not fit into this machine's memory."""
         self.prioritized = alpha is not None
         needed = bytes_needed(columns, capacity) + self.prioritized * tree_bytes(capacity)
-        self.needs = in_words(spec.env_id, capacity, needed)
+        self.needs = capacity_in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
                 f"--capacity: {self.needs}, and this machine has {physical_bytes() / 1e9:.1f} GB; "
@@ -79,9 +79,8 @@ class ReplayMemory:
 
     def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
         """Add the episodes of another replay memory, given what its `state_dict` returned and the
-        folder of its journal, which stays as it is. Raises KeyError or ValueError if the state is
-        none, or if episodes are missing, damaged or of another form; OSError if the files cannot be
-        read; and as `add` does."""
+        folder of its journal, which stays as it is. Raises KeyError, ValueError or OSError if they
+        are missing, damaged or of another form; and as `add` does."""
         for record in Journal(folder, self.store.columns).read(_place_in(state)):
             self.add(record.episodes)
 
@@ -111,13 +110,9 @@ class ReplayMemory:
             self._journal.forget(first)
 
     def add(self, episodes: Episodes) -> None:
-        """Add episodes in their order.
-
-        Raises:
-            RunError: a reward is beyond float32, in which the store keeps it; or the disk refuses,
-                or what was there before is damaged.
-            UsageError: an episode is longer than the capacity; nothing was added.
-        """
+        """Add episodes in their order. Raises RunError if a reward is beyond float32, the disk
+        refuses, or what was there before is damaged; UsageError if an episode is longer than the
+        capacity, and nothing was added."""
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
         greatest = np.abs(episodes.columns["rewards"]).max()
         if greatest > np.finfo(np.float32).max:
@@ -191,17 +186,12 @@ class ReplayMemory:
             )
         self._waiting = {name: array.copy() for name, array in state.items()}
 
-    @contextmanager
-    def _refused_by_the_disk(self) -> Iterator[None]:
+    def _refused_by_the_disk(self) -> AbstractContextManager[None]:
         """Within the block, an OSError becomes a RunError about the journal."""
-        try:
-            yield
-        except OSError as error:
-            folder = self._folder if self._journal is None else self._journal.folder
-            raise RunError(
-                f"replay: the episodes could not be written to {folder}: {why_refused(error)}. "
-                "What was learned before is safe; once there is room, go on with --resume"
-            ) from error
+        folder = self._folder if self._journal is None else self._journal.folder
+        remedy = "What was learned before is safe; once there is room, go on with --resume"
+        what = f"replay: the episodes could not be written to {folder}"
+        return refused_as(RunError, what, f". {remedy}")
 
     def _opened(self) -> Journal:
         if self._journal is None:

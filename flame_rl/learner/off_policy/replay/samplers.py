@@ -71,7 +71,7 @@ class PrioritizedSampler:
         for name, shape in (("priorities", (self._store.size,)), ("greatest", ())):
             if state[name].shape != shape:
                 raise ValueError(f"{name}: {state[name].shape}, where the store has {shape}")
-        self._tree.set_range(0, self._store.capacity, 0.0)
+        self._tree = SumTree(self._store.capacity)
         self._first, self._last = self._store.first, self._store.steps
         self._greatest = float(state["greatest"])
         self._set(self._first, self._last, state["priorities"])
@@ -79,23 +79,15 @@ class PrioritizedSampler:
     def _follow_store(self) -> None:
         """Drop steps that were overwritten, and take in those that came."""
         first, last = self._store.first, self._store.steps
-        if (first, last) == (self._first, self._last):
-            return
         self._set(self._first, min(first, self._last), 0.0)
         new = max(first, self._last)
         self._set(new, last, np.float64(self._greatest) ** self._alpha)
         self._first, self._last = first, last
 
     def _set(self, first: int, last: int, values: np.ndarray | float) -> None:
-        """Set the leaves of consecutive positions, which may pass the end of the ring."""
-        capacity = self._store.capacity
-        values = np.broadcast_to(values, last - first)
-        start = first % capacity
-        split = min(last - first, capacity - start)
-        if split:
-            self._tree.set_range(start, start + split, values[:split])
-        if last - first > split:
-            self._tree.set_range(0, last - first - split, values[split:])
+        """Set the leaves of consecutive positions."""
+        if last > first:
+            self._tree.set(np.arange(first, last) % self._store.capacity, values)
 
 
 class SumTree:
@@ -122,8 +114,9 @@ class SumTree:
         """The sum of all leaves."""
         return float(self._nodes[1])
 
-    def set(self, leaves: np.ndarray, values: np.ndarray) -> None:
-        """Set leaves, int64 [B], to values, float64 [B]; of a leaf named twice, the last counts."""
+    def set(self, leaves: np.ndarray, values: np.ndarray | float) -> None:
+        """Set leaves, int64 [B], to values, float64 [B] or one for all; of a leaf named twice, the
+        last counts."""
         nodes = leaves + (1 << self._depth)
         self._nodes[nodes] = values
         for _ in range(self._depth):
@@ -131,15 +124,6 @@ class SumTree:
             nodes = nodes >> 1
             children = self._children.take(nodes, axis=0)
             self._nodes[nodes] = children[:, 0] + children[:, 1]
-
-    def set_range(self, start: int, stop: int, values: np.ndarray | float) -> None:
-        """Set the leaves from `start` to before `stop`, at least one."""
-        first, last = start + (1 << self._depth), stop - 1 + (1 << self._depth)
-        self._nodes[first : last + 1] = values
-        for _ in range(self._depth):
-            first, last = first >> 1, last >> 1
-            children = self._children[first : last + 1]
-            self._nodes[first : last + 1] = children[:, 0] + children[:, 1]
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """For each number from 0 to the total, the leaf at which the running sum of the leaves

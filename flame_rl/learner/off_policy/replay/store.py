@@ -193,7 +193,7 @@ def bytes_needed(columns: Sequence[Column], capacity: int) -> int:
     return (capacity + 1) * (4 * _width(columns) + others) + capacity * _BYTES_OF_A_STEP
 
 
-def in_words(env_id: str, capacity: int, needed: int) -> str:
+def capacity_in_words(env_id: str, capacity: int, needed: int) -> str:
     """What a capacity needs, in words: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
     # In GB, a small store would need 0.0.
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
