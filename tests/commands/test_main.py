@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 def test_help_is_quick_and_complete_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
     seconds = []
-    for _ in range(5):
+    for _ in range(3):
         # Of the processor, so that waiting for it does not count.
         before = os.times()
         done = run_main("--help", cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
