@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
 def test_help_is_quick_and_complete_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
     seconds = []
-    for _ in range(5):
+    for _ in range(3):
         # Of the processor, so that waiting for it does not count.
         before = os.times()
         done = run_main("--help", cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
@@ -67,7 +67,7 @@ def test_help_shows_no_types_of_python(words, tmp_path):
     if words not in COMMANDS:
         assert "--iterations INT " in text and "--max-episode-steps INT " in text
         assert re.search(r"--hidden-sizes INT \.\.\. .*?\(default: \d+ \d+\)", text, re.DOTALL)
-        headings = re.findall(r"(\w+) options [─-]", text)
+        headings = re.findall(r"^ (\w+) options +$", text, re.MULTILINE)
         assert headings == ["experiment", "ppo", "files", "execution"]
 
 

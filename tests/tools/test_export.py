@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flame_rl.modules.networks import Returns
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import ROOT, run_here, run_main, spec_of
+from tests.helpers import run_here, spec_of
 
 pytest.importorskip("onnx", reason="uv run --group export pytest")
 pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
@@ -252,7 +253,7 @@ def test_a_file_of_another_head_is_refused(name):
 
 
 def test_the_command_exports_a_run(trained):
-    done = run_main("export", "run", "policy.onnx", cwd=trained)
+    done = run_here("export", "run", "policy.onnx", cwd=trained)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("policy.onnx: observation [batch, 4] -> logits (2 actions)")
     with Trainer.load(trained / "run", local=True, workers=0) as trainer:
@@ -289,10 +290,9 @@ def test_whatever_learner_has_the_policy(tmp_path, options):
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
-def test_a_missing_package_exits_with_2(trained, tmp_path, missing):
-    (tmp_path / f"{missing}.py").write_text("raise ImportError('it is not there')")
-    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = run_main("export", "run", "missing.onnx", cwd=trained, environment=path)
+def test_a_missing_package_exits_with_2(trained, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = run_here("export", "run", "missing.onnx", cwd=trained)
     assert done.returncode == 2 and not (trained / "missing.onnx").exists()
     assert f"the package {missing} is needed" in done.stderr and "--group export" in done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import sys
 import threading
@@ -21,13 +20,11 @@ from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.tools.watching import show
 from tests.environments import Fast
 from tests.helpers import (
-    ROOT,
     assert_same_episodes,
     described,
     environment_id,
     request_for,
     run_here,
-    run_main,
     shown_on_a_terminal,
     snapshot_for,
 )
@@ -145,7 +142,7 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
     for explore in ((), ("--explore",)):
         flags = ("run", "--episodes", "2", "--seed", "7", *explore)
         evaluated = run_here("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
-        watched = run_main("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
+        watched = run_here("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
         assert watched.returncode == 0 and watched.stderr == ""
         shown = re.findall(r"Episode (\d): return ([\d.]+) in (\d+) steps", watched.stdout)
         assert [number for number, *_ in shown] == ["0", "1"]
@@ -202,11 +199,10 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path, monkeypatch, missi
     assert re.search(rf"{missing.replace('_', '-')} .*--group video", done.stderr), done.stderr
 
 
-def test_where_there_is_no_opengl_the_remedy_is_named(tmp_path):
-    (tmp_path / "OpenGL.py").write_text("raise ImportError('it is not there')")
-    environment = BLIND | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "MUJOCO_GL": "egl"}
+def test_where_there_is_no_opengl_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco.egl", None)
     flags = ("--env", "hopper", "--untrained", "--video", "film.gif")
-    done = run_main("watch", *flags, cwd=tmp_path, environment=environment)
+    done = run_here("watch", *flags, cwd=tmp_path, environment=BLIND | {"MUJOCO_GL": "egl"})
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(r"no OpenGL is found .*apt-get install libegl1 libgl1", done.stderr)
 
