@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 def _path(kind: type, value: Any) -> Path:
     """A path, which msgspec does not know."""
-    if kind is not Path or not isinstance(value, str | Path):
+    if kind is not Path or not isinstance(value, str | Path) or value == "":
         raise ValueError
     return Path(value)
 

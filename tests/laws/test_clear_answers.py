@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     ("flags", "words"),
     [
         (("--env", ":Mine-v0"), "--env: a module and an id"),
-        (("--output=",), "--output: a value is missing"),
+        (("--output=",), "--output: a path or None, not nothing"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
         (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
@@ -115,7 +115,7 @@ def a_pipe_for(name: str, folder: Path) -> None:
         (lambda folder: (shutil.rmtree(folder), folder.touch()), COMMANDS, "broken"),
         (without_checkpoints, ACTING, "broken holds no sound checkpoint"),
         (of_another_version, ACTING, "not a checkpoint|no such field"),
-        (of_another_version, CONFIGURED, "unexpected keyword argument .discount"),
+        (of_another_version, CONFIGURED, "discount: there is no such field"),
         (
             partial(a_pipe_for, "config.json"),
             CONFIGURED,
