@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
 
 def _path(kind: type, value: Any) -> Path:
     """A path, which msgspec does not know."""
-    if kind is not Path or not isinstance(value, str | Path) or value == "":
+    if kind is not Path or not isinstance(value, str | Path):
         raise ValueError
     return Path(value)
 
@@ -120,8 +120,7 @@ def _in_words(hint: Any) -> str:
 
 def refuse(name: str, expected: str, value: object) -> NoReturn:
     """Raise UsageError: the flag, the values it takes, and the value it was given."""
-    shown = f"{value!s:.200}" or "nothing"
-    raise UsageError(f"{flag(name)}: {expected}, not {shown}")
+    raise UsageError(f"{flag(name)}: {expected}, not {value!s:.200}")
 
 
 def flag(name: str) -> str:

@@ -198,10 +198,12 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
         def make(**values: Any) -> Any:
             for name, default in lists.items():
                 values[name] = [word for words in values[name] for word in words] or default
-            given = {
-                n: v if v is _NOT_GIVEN else converted(n, hints[n], v) for n, v in values.items()
-            }
-            return kind(**given)
+            for name, value in values.items():
+                if value == "":
+                    raise UsageError(f"{flag(name)}: a value is missing")
+                if value is not _NOT_GIVEN:
+                    values[name] = converted(name, hints[name], value)
+            return kind(**values)
 
         make.__doc__ = kind.__doc__
         return StructConstructorSpec(make, tuple(specs))

@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     ("flags", "words"),
     [
         (("--env", ":Mine-v0"), "--env: a module and an id"),
-        (("--output=",), "--output: a path or None, not nothing"),
+        (("--output=",), "--output: a value is missing"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
         (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),

@@ -130,7 +130,7 @@ def test_values_are_taken_in_the_forms_that_people_type(words, values):
         ("--iterations nan", "--iterations: an integer, not nan"),
         ("--hidden-sizes wide", "--hidden-sizes: a list of integers, not wide"),
         ("--learning-rate fast", "--learning-rate: a number, not fast"),
-        ("--learning-rate", "--learning-rate: a number, not "),
+        ("--learning-rate", "--learning-rate: a value is missing"),
         ("--learning-rate-decay no", "--learning-rate-decay: True or False, not no"),
         ("--memory rnn", "--memory: none, gru, lstm, not rnn"),
         ("--enviroment ant", "--enviroment: there is no such flag; did you mean --env?"),
