@@ -95,7 +95,7 @@ def test_a_run_has_the_bytes_of_this_machine_and_sends_only_what_it_needs(
         flags = tuple(flag.format(before) for flag in flags)
     finished = run(project, tmp_path, flame.environment, *flags)
     assert finished.code == 0, finished.err
-    assert re.search(r"\nDistributed \S+ on \S+ using Flame Runner\n", finished.out)
+    assert re.search(r"\nDistributed .+ on \S+ using Flame Runner\n", finished.out)
     assert "Training Complete!" in finished.out and finished.err == ""
     assert finished.metrics == local(*flags)
     assert_saved_weights(finished.folder)
