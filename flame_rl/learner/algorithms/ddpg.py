@@ -10,7 +10,7 @@ or by an Ornstein-Uhlenbeck process. TD3 came later, and this is TD3 without wha
 
 from __future__ import annotations
 
-from flame_rl.learner.algorithms.td3 import TD3
+from flame_rl.learner.algorithms.td3 import TD3, Variant
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import DDPGSettings
 from flame_rl.settings.config import TrainConfig
@@ -21,4 +21,4 @@ def ddpg(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> TD3:
     """The algorithm with new networks: TD3 with one critic, no delay and no smoothing."""
     settings: DDPGSettings = config.algorithm
     theta = settings.noise_theta if settings.noise_process == "ornstein-uhlenbeck" else 1.0
-    return TD3(config, spec, train, critics=1, policy_delay=1, smoothing=None, theta=theta)
+    return TD3(config, spec, train, Variant(1, 1, smoothing=None, theta=theta))

@@ -10,6 +10,8 @@ networks move only every other step. The policy explores with noise.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 import model
@@ -26,47 +28,46 @@ from flame_rl.wire.messages import EnvironmentSpec
 _WARM_UP_NOISE = 1.0
 
 
+@dataclass(frozen=True)
+class Variant:
+    """What TD3 has and DDPG has not.
+
+    Attributes:
+        critics: their number, 1 or 2.
+        policy_delay: gradient steps of the critics for each of the policy and target networks.
+        smoothing: standard deviation and bound of the target policy's noise; None: no noise.
+        theta: the share of the exploration noise that is lost at each step, from 0 to 1.
+    """
+
+    critics: int
+    policy_delay: int
+    smoothing: tuple[float, float] | None
+    theta: float = 1.0
+
+
 def td3(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> TD3:
     """The algorithm with new networks."""
     settings: TD3Settings = config.algorithm
     smoothing = settings.target_noise, settings.target_noise_clip
-    return TD3(
-        config, spec, train, critics=2, policy_delay=settings.policy_delay, smoothing=smoothing
-    )
+    return TD3(config, spec, train, Variant(2, settings.policy_delay, smoothing))
 
 
 class TD3(GradientStep):
-    """See `GradientStep`. B is the number of samples, A that of action dimensions."""
+    """See `GradientStep`; its configuration has `ActionNoise` settings. B is the number of samples,
+    A that of action dimensions."""
 
     actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error")
 
     def __init__(
-        self,
-        config: TrainConfig,
-        spec: EnvironmentSpec,
-        train: Train,
-        critics: int,
-        policy_delay: int,
-        smoothing: tuple[float, float] | None,
-        theta: float = 1.0,
+        self, config: TrainConfig, spec: EnvironmentSpec, train: Train, variant: Variant
     ) -> None:
-        """
-        Args:
-            config: its `algorithm` has `ActionNoise` settings.
-            spec: of the environment.
-            train: see `GradientStep`.
-            critics: the number of critics, 1 or 2.
-            policy_delay: gradient steps of the critics for each of the policy and target networks.
-            smoothing: standard deviation and bound of the target policy's noise; None: no noise.
-            theta: the share of the exploration noise that is lost at each step, from 0 to 1.
-        """
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
-        self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
+        self._variant = variant
         self.policy = model.deterministic_policy(spec, config)
         self._mu = train(self.policy)
         self._target_mu = TargetNetwork(self._mu)
-        self._critics = CriticEnsemble(config, spec, train, critics)
+        self._critics = CriticEnsemble(config, spec, train, variant.critics)
         self.parts = {
             "policy": self.policy,
             "policy_adam": self._mu.adam,
@@ -78,7 +79,7 @@ class TD3(GradientStep):
         """The noise of actions, wide during the warm-up."""
         if env_steps < self._settings.warm_up_steps:
             return {"std": _WARM_UP_NOISE}
-        return {"std": self._settings.noise, "theta": self._theta}
+        return {"std": self._settings.noise, "theta": self._variant.theta}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Transitions of up to `n_step` steps."""
@@ -90,7 +91,7 @@ class TD3(GradientStep):
         """One gradient step of the critics; every `policy_delay` steps, one of the others."""
         settings = self._settings
         numbers = self._critics.learn(samples, self._next_values(samples, generator), decay)
-        if self._critics.steps % self._policy_delay:
+        if self._critics.steps % self._variant.policy_delay:
             return numbers
 
         observations = samples["observations"]
@@ -106,8 +107,8 @@ class TD3(GradientStep):
         """Q'(s', mu'(s') + noise), float32 [B]."""
         following = samples["next_observations"]
         actions = self._target_mu.output({"inputs": following})
-        if self._smoothing is not None:
-            std, limit = self._smoothing
+        if self._variant.smoothing is not None:
+            std, limit = self._variant.smoothing
             noise = generator.standard_normal(actions.shape, np.float32)
             noise = np.clip(noise * np.float32(std), -limit, limit)
             actions = np.clip(actions + noise, -1, 1)
