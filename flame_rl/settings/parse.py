@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import is_dataclass, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-import docstring_parser
 import tyro
 from tyro.constructors import (
     ConstructorRegistry,
@@ -252,9 +254,24 @@ def _helps(kind: type) -> dict[str, str]:
     kinds = dict.fromkeys(each for other in ALGORITHMS.values() for each in other.__mro__)
     texts: dict[str, str] = {}
     for each in (*reversed(kinds), *reversed(kind.__mro__)):
-        if is_dataclass(each):
-            found = docstring_parser.parse_from_object(each).params
-            texts |= {p.arg_name: " ".join(p.description.split()) for p in found if p.description}
+        texts |= _texts_in(each.__module__).get(each.__name__, {})
+    return texts
+
+
+@functools.cache
+def _texts_in(module: str) -> dict[str, dict[str, str]]:
+    """The texts below the fields of a module's classes, by class and field."""
+    if module in ("builtins", "types"):
+        return {}
+    texts: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ClassDef):
+            fields = (each for each in pairwise(node.body) if isinstance(each[0], ast.AnnAssign))
+            texts[node.name] = {
+                field.target.id: " ".join(below.value.value.split())
+                for field, below in fields
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            }
     return texts
 
 
