@@ -296,16 +296,6 @@ class Forger(Base):
         return 1.0
 
 
-class Babbler(Base):
-    """Writes a message that is none where the worker's answers travel."""
-
-    def reward(self, action) -> float:
-        for descriptor in range(3, 256):
-            with contextlib.suppress(OSError):
-                os.write(descriptor, struct.pack("<QQ", 7, 0) + b"garbage")
-        return 1.0
-
-
 class FourValues(Base):
     """The API of gym before 0.26: `done` in place of terminated and truncated."""
 
@@ -573,42 +563,6 @@ class HiddenReward(Base):
     def reward(self, action) -> float:
         seen, hidden = (float(self.observation[name][0]) for name in ("seen", "hidden"))
         return hidden + float(action == (seen > 0))
-
-
-class MaskedInputs(TwoInputs):
-    """The inputs beside a mask, as PettingZoo has them: an action above the arm's bit is
-    forbidden."""
-
-    observation_space = spaces.Dict(
-        observation=TwoInputs.observation_space, action_mask=spaces.Box(0, 1, (4,), np.int8)
-    )
-
-    def first_observation(self):
-        inner = super().first_observation()
-        return {"observation": inner, "action_mask": np.array([1, self.up, 1, self.up], np.int8)}
-
-    next_observation = first_observation
-
-    def reward(self, action) -> float:
-        assert self.up or action in (0, 2), "forbidden"
-        return super().reward(action)
-
-
-class TwoCameras(TwoInputs):
-    """The same in a Tuple, with a second camera whose channels come first."""
-
-    observation_space = spaces.Tuple(
-        [
-            spaces.Box(0, 1, (3, 8, 9), bool),
-            spaces.Dict(TwoInputs.observation_space.spaces),
-        ]
-    )
-
-    def first_observation(self):
-        first = self.np_random.integers(2, size=(3, 8, 9)).astype(bool)
-        return first, super().first_observation()
-
-    next_observation = first_observation
 
 
 class Broken(Structured):

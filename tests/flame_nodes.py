@@ -122,12 +122,6 @@ class FlameNodes(RealFlame):
         with contextlib.suppress(RuntimeError):
             docker("rm", "-f", f"{self._network}-{name}")
 
-    def pause_node(self, name: str) -> None:
-        docker("pause", f"{self._network}-{name}")
-
-    def resume_node(self, name: str) -> None:
-        docker("unpause", f"{self._network}-{name}")
-
     def nodes(self) -> dict[str, str]:
         """The state of each, as the session manager names it."""
         with self._frontend() as frontend:

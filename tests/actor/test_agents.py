@@ -20,7 +20,6 @@ from flame_rl.actor.environments import agents as making
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, Layer
@@ -342,17 +341,6 @@ def test_requests_and_answers_say_how_many_agents_play():
         random_snapshot(4, 2, False), replace(cart_pole, agents=2), plain("CartPole-v1")
     )
     assert failure.kind == "garbled" and "2 agents are asked for" in failure.message
-
-
-def test_a_description_names_the_agents():
-    simulator, spec = describe(Environment(RAGGED, 6, agent_number=True))
-    assert isinstance(simulator, AgentsSimulator)
-    assert spec.agents == ("7", "b", "('c', 1)") and spec.agent_count == 3
-    assert spec.observation_dim == 3 + 3 and spec.time_limit == 6
-    assert codec.decode_description(codec.encode_description(spec), RAGGED) == spec
-    for agents in (("a", "a"), ("a", "b", "a")):
-        with pytest.raises(WireError, match="agents: a name comes twice"):
-            replace(spec, agents=agents)
 
 
 def test_more_agents_than_slots_play_one_environment_at_a_time(monkeypatch):

@@ -9,16 +9,12 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from flame_rl.actor.collect import BLOCK_STEPS, Block, collect_episodes, cut_out
-from flame_rl.actor.environments.actions import has_bounds
-from flame_rl.actor.environments.observations import write_observation
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.nets.kinds import HEADS
-from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import CollectFailure, Column, Environment
 from tests.actor.oracle import Alone, assert_played_plainly
 from tests.helpers import (
@@ -116,52 +112,6 @@ def test_random_numbers_are_children_of_the_episodes_sequence(run_seed, index):
     for agent, child in enumerate(children[1:]):
         expected = np.random.default_rng(child).bit_generator.state
         assert noise_generator(*key, agent).bit_generator.state == expected
-
-
-@pytest.mark.parametrize("slots", [3, 8])
-@pytest.mark.parametrize("height", [1, 4, 100])
-@pytest.mark.parametrize("width", [3, 300])
-def test_what_is_cut_out_is_what_was_recorded(slots, height, width):
-    """Numbered steps, in slots that are dropped as they end, against one copy after another."""
-    rng = np.random.default_rng(slots * height)
-    lengths = rng.integers(1, 12, 30)
-    slot, first, end = [], [], np.zeros(slots, int)
-    for length in lengths:  # the slot that is free first
-        slot.append(int(end.argmin()))
-        first.append(end[slot[-1]])
-        end[slot[-1]] += length
-    blocks = []
-    for start in range(0, end.max(), height):
-        shape = height, slots
-        block = Block(
-            start,
-            np.arange(slots),
-            {
-                "observations": rng.standard_normal((*shape, width), np.float32),
-                "actions": rng.integers(0, 9, (*shape, width)).astype(np.int32),
-                "rewards": rng.standard_normal(shape),
-            },
-        )
-        blocks.append(block.of(np.flatnonzero(end > start)))
-    last = rng.standard_normal((30, width), np.float32)
-    whole = list(blocks)
-    columns = (
-        Column("observations", "float32", (width,), per_observation=True),
-        Column("actions", "int32", (width,), per_observation=False),
-        Column("rewards", "float64", (), per_observation=False),
-    )
-    ends = {"observations": last}
-    parts = cut_out(blocks, columns, np.array(slot), np.array(first), lengths, ends)
-    observations, actions, rewards = (iter(parts[column.name]) for column in columns)
-    for i, length in enumerate(lengths):
-        for t in range(first[i], first[i] + length):
-            block = whole[t // height]
-            at = t % height, block.slots.tolist().index(slot[i])
-            for rows, name in ((observations, "observations"), (actions, "actions")):
-                assert next(rows).tobytes() == block.columns[name][at].tobytes()
-            assert next(rewards) == block.columns["rewards"][at]
-        assert next(observations).tobytes() == last[i].tobytes()
-    assert not blocks and not [*observations, *actions, *rewards]
 
 
 def test_terminated_and_truncated_are_kept_apart():
@@ -280,13 +230,6 @@ def test_columns_that_nobody_has_are_refused():
     assert failure.kind == "garbled" and "3 numbers, and these have 4" in failure.message
 
 
-def test_columns_that_nobody_wants_are_not_recorded():
-    whole = collect("CartPole-v1", range(3))
-    rewards = collect("CartPole-v1", range(3), columns=columns_of("CartPole-v1")[2:])
-    assert rewards.columns.keys() == {"rewards"}
-    assert rewards.rewards.tobytes() == whole.rewards.tobytes()
-
-
 def test_other_weights_than_asked_for_are_refused():
     failure = collect("CartPole-v1", [0], random_snapshot(4, 2, False, version=1), version=2)
     assert failure.kind == "stale" and "version 2" in failure.message
@@ -386,11 +329,6 @@ def test_an_action_of_no_axis_reaches_the_environment_as_a_number():
     np.testing.assert_allclose(rewards, np.clip(2 * actions[:, 0], -2, 2), rtol=1e-6)
 
 
-def test_float16_has_no_bounds_of_a_million():
-    assert not has_bounds(described(environment_id("WithoutBounds")).action_space).any()
-    assert has_bounds(gymnasium.spaces.Box(-2, 2, (2,), np.float16)).all()
-
-
 def test_collects_where_torch_cannot_be_imported():
     code = """
 import sys
@@ -422,23 +360,3 @@ def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
-
-
-class WithoutWordsError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-def test_an_exception_whose_text_raises_is_named_by_its_type():
-    assert summary(WithoutWordsError()) == "WithoutWordsError"
-    assert "WithoutWordsError" in traceback_of(WithoutWordsError())
-
-
-def test_what_numpy_cannot_convert_is_no_observation():
-    class Refuses:
-        def __array__(self, *arguments, **options):
-            raise RuntimeError("it has a gradient")
-
-    parts = observation_parts(spaces.Box(-1, 1, (2,)))
-    with pytest.raises(ValueError, match=r"observation: .*it has a gradient"):
-        write_observation(parts, Refuses(), np.zeros(2, np.float32))

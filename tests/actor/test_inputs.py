@@ -12,9 +12,6 @@ from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed
-from flame_rl.learner.off_policy.replay.views import n_step
-from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts
@@ -79,28 +76,6 @@ def test_bytes_are_sent_as_bytes():
         assert received.columns[name].tobytes() == array.tobytes()
 
 
-def test_bytes_are_kept_as_bytes_for_replay():
-    _, episodes, _ = played("TwoInputs")
-    columns = step_columns(described(environment_id("TwoInputs")))
-    # The camera's bytes, four real numbers, the reward and "continues", an action, and a place.
-    assert bytes_needed(columns, 1000) == 1001 * (30 + 4 * 6 + 4) + 1000 * 16
-    store = ReplayStore(columns, 1000)
-    store.add(episodes)
-    samples = n_step(store, np.arange(episodes.steps), 2, 0.9)
-    whole = [episode.observations for episode in episodes]
-    expected = np.concatenate([each[:-1] for each in whole])
-    np.testing.assert_array_equal(samples["observations"], expected)
-    later = np.concatenate([each[np.minimum(np.arange(4) + 2, 4)] for each in whole])
-    np.testing.assert_array_equal(samples["next_observations"], later)
-    assert samples["observations"].dtype == np.float32
-
-
-def test_a_batch_has_them_in_their_own_types():
-    _, episodes, _ = played("TwoInputs")
-    inputs = make_batch(episodes).observations.inputs
-    assert all(each is episodes.columns[name] for each, name in zip(inputs, NAMES, strict=True))
-
-
 def test_only_some_keys_may_be_observed():
     environment = Environment(environment_id("TwoInputs"), observe=("lamp", "camera"))
     simulator = PlainSimulator(environment)
@@ -116,31 +91,10 @@ def test_only_some_keys_may_be_observed():
     assert agent.act(seen) == agent.act({key: seen[key] for key in ("camera", "lamp")})
 
 
-def test_they_may_lie_beside_a_mask():
-    """Which is read first; then the keys of what is observed are named."""
-    env_id = environment_id("MaskedInputs")
-    environment = Environment(env_id, observe=("arm", "camera"))
-    simulator = PlainSimulator(environment)
-    spec = describe_environment(environment, simulator.first)
-    assert (spec.action_mask, list(spec.observation_space.spaces)) == (
-        "observation",
-        ["arm", "camera"],
-    )
-    request = request_for(env_id, range(9), columns=step_columns(spec))
-    episodes = collect_episodes(snapshot_for(spec, hidden=(8,)), request, simulator)
-    assert isinstance(episodes, Episodes)
-    assert [*episodes.columns] == [*NAMES[:2], "actions", "rewards", "action_masks"]
-    up = episodes.columns[NAMES[0]][:, 1] > 0
-    np.testing.assert_array_equal(
-        episodes.columns["action_masks"][:, 0], np.where(up, 0b11110000, 0b10100000)
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
         ("TwoInputs", ("camera", "leg"), r"observes no 'leg'; it has arm, camera, lamp"),
-        ("TwoCameras", ("camera",), "is no Dict, whose keys it names"),
         ("Catch", ("camera",), "is no Dict, whose keys it names"),
     ],
 )

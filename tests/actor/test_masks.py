@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from dataclasses import replace
 
 import gymnasium
@@ -13,13 +11,9 @@ from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.masks import allowed_choices
-from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators import repeatable
 from flame_rl.actor.simulators.choose import describe
-from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment
-from flame_rl.wire.packing import WireError
 from flame_rl.wire.steps import step_columns
 from tests.helpers import request_for, snapshot_for
 from tests.masked import STEPS, Choice
@@ -111,17 +105,6 @@ def test_masks_that_are_ignored_are_neither_read_nor_recorded():
         assert isinstance(failure, CollectFailure) and "is forbidden" in failure.message
 
 
-def test_a_masked_environment_of_real_actions_has_none():
-    class Real(Choice):
-        action_space = spaces.Box(-1, 1, (5,), np.float32)
-
-    gymnasium.register("RealMasked-v0", entry_point=Real)
-    simulator = PlainSimulator(Environment("RealMasked-v0"))
-    assert simulator.action_masks.shape[1] == 0
-    with pytest.raises(WireError, match="action_mask: continuous actions have none"):
-        replace(describe(Environment(id_of("Choice")))[1], action_space=Real.action_space)
-
-
 class Wrong(Choice):
     """Returns something else from its third step on; "reset": at its second reset."""
 
@@ -171,34 +154,3 @@ def test_wrong_masks_are_errors_by_name(fault, step, text):
     with pytest.raises(AssertionError, match=f"^action_mask: {text}"):
         raise AssertionError(failure.message)
     assert failure.step == step and failure.index == (fault == "reset")
-
-
-def test_the_error_names_the_slot():
-    simulator = PlainSimulator(Environment("NothingWrong-v0"))
-    slots = np.arange(3)
-    simulator.reset(slots, slots)
-    with pytest.raises(SimulatorError) as error:
-        for _ in range(3):
-            allowed = np.unpackbits(simulator.action_masks, axis=1)[:, :5]
-            simulator.step(allowed.argmax(axis=1).astype(np.int32), slots)
-    assert error.value.slot == 0
-
-
-class Slow(Choice):
-    """Its reset takes longer than what is played to check it."""
-
-    def reset(self, **options):
-        time.sleep(0.3)
-        return super().reset(**options)
-
-
-def test_masks_of_a_slow_environment_are_found_by_a_reset(monkeypatch):
-    gymnasium.register("SlowMasked-v0", entry_point=Slow)
-    monkeypatch.setattr(repeatable.signal, "alarm", lambda seconds: _alarm_at_once())
-    simulator, spec = describe(Environment("SlowMasked-v0"))
-    assert spec.action_mask == "info" and "it takes more than" in spec.note
-    simulator.close()
-
-
-def _alarm_at_once():
-    signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from unittest import mock
 
 import mujoco
 import pytest
-
-from flame_rl.actor.environments.making import stop_clock
 
 # Plays an environment of Gymnasium's and then one of this package's, with MuJoCo's clock as it is
 # at first or with another; prints whether the bits are the same, then the seconds that MuJoCo has
@@ -42,22 +39,3 @@ def test_mujoco_reads_no_clock_but_the_users(own, stops):
     same_bits, before, after = printed.split()
     assert same_bits == "True"
     assert float(before) > 0 and (float(after) == 0) == stops
-
-
-@pytest.mark.parametrize("loaded", ["None", "types.ModuleType('mujoco')", "object()"])
-def test_another_module_called_mujoco_is_left_alone(loaded):
-    program = f"""
-import sys, types
-sys.modules["mujoco"] = {loaded}
-from flame_rl.actor.environments.making import stop_clock
-stop_clock()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_an_older_mujoco_is_left_alone(monkeypatch):
-    """Where other threads may step while each `MjData` installs the clock again."""
-    older = mock.Mock(__version__="3.3.7")
-    monkeypatch.setitem(sys.modules, "mujoco", older)
-    stop_clock()
-    assert not older.method_calls

@@ -12,18 +12,13 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco import hopper_v5
 
-from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators import cartpole, choose, mujoco_fast
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import Environment
 from tests.helpers import (
-    assert_same_episodes,
-    described,
     environment_id,
-    request_for,
-    snapshot_for,
 )
 
 OTHER = replace(mujoco_fast.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
@@ -35,7 +30,6 @@ PARTS = {
     "Walker2d-v5": ("reward_forward", "reward_survive", "reward_ctrl"),
     "Ant-v5": ("reward_contact", "reward_forward", "reward_ctrl", "reward_survive"),
 }
-TWINS = ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
 
 
 def fast(env_id: str, limit: int | None = None):
@@ -125,22 +119,6 @@ def test_a_twin_has_gymnasiums_bits(env_id, limit, steps):
             begin(used, t + 1)
             running = used
     assert ends >= 5
-
-
-@pytest.mark.parametrize("env_id", TWINS)
-def test_collects_the_plain_simulators_bits(env_id):
-    limit = None if env_id == "CartPole-v1" else 60
-    snapshot = snapshot_for(described(env_id, limit))
-    twin, plain = fast(env_id, limit), PlainSimulator(Environment(env_id, limit))
-    for indices in (range(twin.slots + 13), [5], range(40, 20, -1)):
-        request = request_for(env_id, indices, max_episode_steps=limit)
-        expected = collect_episodes(snapshot, request, plain)
-        assert_same_episodes(collect_episodes(snapshot, request, twin), expected)
-    plain.close()
-
-
-def altered_hopper() -> gymnasium.Env:
-    return gymnasium.Wrapper(hopper_v5.HopperEnv())
 
 
 CLIPPED = gymnasium.envs.registration.WrapperSpec(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.worker import supervisor
-from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.actor.worker.supervisor import Limits, Team, Worker
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Environment
@@ -64,15 +62,6 @@ def test_equals_collecting_in_this_process(worker):
     assert worker.pid == pid
 
 
-def test_an_answer_may_be_larger_than_a_pipe_that_cannot_be_enlarged(worker, monkeypatch):
-    monkeypatch.setattr(fcntl, "fcntl", mock.Mock(side_effect=PermissionError("too many pipes")))
-    snapshot, request = random_snapshot(4, 2, False), request_for("CartPole-v1", range(800))
-    answer = collect(worker, request, snapshot)
-    expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
-    assert_same_episodes(answer, expected)
-    assert answer.observations.nbytes > 2**18
-
-
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
     episodes = collect(worker, request_for(environment_id("Chatty"), range(20)))
     assert len(episodes) == 20
@@ -107,57 +96,12 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_pa
     assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
 
 
-def test_garbage_from_a_request_is_answered(worker):
-    request = request_for("CartPole-v1")
-    failure = codec.decode_result(
-        worker.collect(b"garbage", codec.encode_request(request), Limits(3, 60, 9, 4096)),
-        request,
-    )
-    assert isinstance(failure, CollectFailure) and "WireError" in failure.message
-
-
 def test_a_frame_of_gigabytes_is_not_waited_for(worker):
     failure = collect(worker, request_for(environment_id("Forger")), deadline=300.0)
     assert failure.kind == "crash" and f"a frame of {1 << 60} bytes" in failure.message
     assert not isinstance(
         collect(worker, request_for(environment_id("ActionReward"))), CollectFailure
     )
-
-
-def test_an_answer_that_is_no_message_is_a_failure(worker):
-    failure = collect(worker, request_for(environment_id("Babbler")), deadline=300.0)
-    assert failure.kind == "garbled" and "an answer that cannot be read" in failure.message
-    assert not isinstance(
-        collect(worker, request_for(environment_id("ActionReward"))), CollectFailure
-    )
-
-
-def test_a_child_that_dies_just_before_a_request_gets_the_weights_again(worker, monkeypatch):
-    """Whichever moment it dies in: here after it was seen to hold the weights."""
-    request = request_for(environment_id("ActionReward"))
-    collect(worker, request)
-    start = worker.start
-
-    def start_another() -> None:
-        worker._child.kill()
-        worker._child.wait()
-        start()
-
-    monkeypatch.setattr(worker, "start", start_another)
-    assert not isinstance(collect(worker, request), CollectFailure)
-
-
-def test_a_child_that_cannot_be_started_leaves_no_descriptor_open(worker, monkeypatch):
-    def refused(*arguments, **options):
-        raise OSError("no memory")
-
-    request = request_for(environment_id("ActionReward"))
-    monkeypatch.setattr(ChildProcess, "__init__", refused)
-    collect(worker, request)
-    before = psutil.Process().num_fds()
-    failure = collect(worker, request)
-    assert failure.kind == "start" and "no memory" in failure.message
-    assert psutil.Process().num_fds() == before
 
 
 def test_a_child_that_does_not_read_is_killed_at_the_deadline(worker):
@@ -244,21 +188,6 @@ os.kill(os.getpid(), 9)
         assert time.monotonic() < limit
         time.sleep(0.05)
     assert "made" in log.read_text()
-
-
-def test_hooks_of_the_site_may_print(worker, tmp_path, monkeypatch, capfd):
-    """And a path that is no text, which Python does not search, is none of this one's business."""
-    # Not in processes that libraries start in their turn: some read their output.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if 'flame_rl.actor.worker.child' in sys.orig_argv:\n"
-        "    print('a line of the site' * 9, flush=True)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
-    assert len(collect(worker, request_for(environment_id("ActionReward")))) == 3
-    found = capfd.readouterr()
-    assert "a line of the site" in found.err and found.out == ""
 
 
 def test_weights_are_told_apart_by_their_content_and_not_by_their_number(worker):

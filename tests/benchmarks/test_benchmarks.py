@@ -66,25 +66,3 @@ def test_the_readme_shows_the_learning_table() -> None:
     assert {row["command"] for row in rows} == {
         shlex.join(run.command) for run in learning.table(learning.Options())
     }
-
-
-def test_results_of_environments_that_are_not_run_again_stay(tmp_path: Path) -> None:
-    names = [("CartPole-v1", "dqn"), ("Acrobot-v1", "dqn"), ("Walker2d-v5", "sac")]
-    known = dict.fromkeys(("env_steps", "first", "last_tenth"), 1.0) | {"command": "", "seed": 10}
-    known |= {"learned_at": "", "evaluation": 1.0}
-    old = [known | {"picture": env, "name": name} for env, name in names]
-    results = tmp_path / "results.csv"
-    with results.open("w", newline="") as file:
-        writer = csv.DictWriter(file, old[0])
-        writer.writeheader()
-        writer.writerows(old)
-    new = [old[2] | {"picture": "Hopper-v5", "evaluation": 2.0}, old[2] | {"evaluation": 3.0}]
-    options = learning.Options(replay=True, envs=("Hopper-v5", "Walker2d-v5"))
-    rows = learning.with_earlier(new, results, options)
-    found = [(row["picture"], float(row["evaluation"])) for row in rows]
-    expected = {"CartPole-v1": 1.0, "Acrobot-v1": 1.0, "Hopper-v5": 2.0, "Walker2d-v5": 3.0}
-    assert found == list(expected.items())
-    lines = learning.markdown(rows, options).splitlines()
-    assert [line for line in lines if line.startswith("| Walker2d-v5")] == [
-        "| Walker2d-v5 | sac | 1 | 1 / 1 | 1 / 1 | 3 / 3 |"
-    ]

@@ -13,7 +13,6 @@ from benchmarks.peers import __main__ as peers
 from benchmarks.peers import sequences_ours, update_ours
 from benchmarks.peers.work import SEQUENCES, SequenceData, UpdateData
 from flame_rl.learner.training.device import reproducible
-from tests.helpers import ROOT
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on this system")
@@ -52,19 +51,3 @@ def test_modules_of_other_environments_do_without_this_package() -> None:
     )
     texts = {name: (folder / f"{name}.py").read_text() for name in apart}
     assert [name for name, text in texts.items() if "from flame_rl" in text] == []
-
-
-def test_rays_workers_are_not_started_by_uv(tmp_path: Path) -> None:
-    """They would be in the project's own environment, where there is no Ray."""
-    (tmp_path / "ray.py").write_text(
-        "import os; print(os.environ.get('RAY_ENABLE_UV_RUN_RUNTIME_ENV')); raise SystemExit"
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers.rllib", "HalfCheetah-v5"],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout == "0\n"

@@ -130,16 +130,3 @@ def test_one_episode_can_be_evaluated_and_played_again(trained):
     assert [line.split(" in ")[1] for line in done.stdout.splitlines() if "Return" in line] == [
         *("2 steps; nothing failed.", "5 steps; nothing failed.")
     ]
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    for words, text in (
-        (("--env", "cartpole", "--agent-number"), "--agent-number: CartPole-v1"),
-        (
-            ("--env", "tests.agents.relai_v3"),
-            "no module tests.agents.relai_v3; nearest names: relay",
-        ),
-        (("--env", RELAY, "--simulator", "fast"), "several agents, and no fast simulator"),
-    ):
-        done = run_here(*words, "--local", "--workers", "1", cwd=tmp_path)
-        assert done.returncode == 2 and text in done.stderr, done.stderr

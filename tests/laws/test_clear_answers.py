@@ -10,7 +10,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -18,7 +17,6 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
 from flame_rl.report.console import ConsoleReporter
 from flame_rl.run import checkpoint
@@ -29,7 +27,6 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.flame_fixtures import run as run_in
 from tests.helpers import ROOT, run_here, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
@@ -164,14 +161,6 @@ def test_after_its_end_a_trainer_says_so():
             use()
 
 
-def test_no_home_is_no_cluster():
-    with (
-        mock.patch.dict(os.environ, clear=True),
-        mock.patch("pathlib.Path.home", side_effect=RuntimeError("no home")),
-    ):
-        assert not is_distributed(TrainConfig())
-
-
 SHOUTING = """
 import gymnasium
 from gymnasium.spaces import Box, Discrete
@@ -258,16 +247,6 @@ def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, wo
     flags = ("--env", f"shouting:{text}-v0", *ONE_EPISODE, "--local", "--workers", workers)
     done = run_own(*flags)
     assert_readable(done.returncode, done.stderr, text)
-
-
-def test_a_colon_in_the_folders_path_changes_nothing(project, local, tmp_path):
-    """A colon separates the folders of PYTHONPATH."""
-    ignored = shutil.ignore_patterns("runs")
-    copied = shutil.copytree(project, tmp_path / "a:b", symlinks=True, ignore=ignored)
-    here = ("--env", "my_env:Mine-v0", "--iterations", "1", "--episodes-per-iter", "3")
-    done = run_in(copied, tmp_path, {}, *here, "--local", "--workers", "1")
-    assert done.code == 0, done.err
-    assert done.metrics == local(*here)
 
 
 NO_LIMIT = "--evaluate-every: there is no time limit of limits:Unknown-v0"

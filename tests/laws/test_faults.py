@@ -21,16 +21,13 @@ import psutil
 import pytest
 
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.actor.worker.supervisor import Limits
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.run.checkpoint import load_newest
-from flame_rl.wire import codec
 from tests.helpers import (
     ROOT,
     SOON,
     environment_id,
-    random_snapshot,
-    request_for,
     run_here,
     start_main,
 )
@@ -191,22 +188,6 @@ def test_a_leaking_worker_is_replaced(tmp_path):
     assert retries(tmp_path / "run") == 0
     assert 300e6 < peak < 650e6  # a task of eight after 400 were nearly reached
     assert len(Counter(log.read_text().split())) >= 3
-
-
-def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
-    """What the process that started it had taken is not what the worker has."""
-    ballast = np.ones(60_000_000)
-    worker = Worker()
-    try:
-        snapshot, limits = random_snapshot(1, 2, False), Limits(3, 60, 100_000, 400)
-        pids = set()
-        for _ in range(3):
-            request = codec.encode_request(request_for(environment_id("ActionReward")))
-            worker.collect(codec.encode_snapshot(snapshot), request, limits)
-            pids.add(worker.pid)
-    finally:
-        worker.close()
-    assert ballast.nbytes == 480_000_000 and len(pids) == 1
 
 
 ORPHAN = """

@@ -246,9 +246,6 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, mon
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-# The best checkpoint
-
-
 # Other people's files
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -157,17 +156,6 @@ def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
         done = run_here("--resume", killed.name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert_same(killed, whole)
-
-
-def test_an_interrupted_run_goes_on(wholes, tmp_path, monkeypatch):
-    """By SIGINT in the middle of an update."""
-    with monkeypatch.context() as patch:
-        happen_before_descents(patch, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        done = run_here(*flags_of("sac"), "--output", "run", cwd=tmp_path)
-    assert done.returncode == 128 + signal.SIGINT, done.stderr
-    assert rows(tmp_path / "run") < 1 + ITERATIONS
-    resume(tmp_path / "run")
-    assert_same(tmp_path / "run", wholes("sac"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -440,16 +428,6 @@ def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch
 
 
 # Refusals
-
-
-def test_more_iterations_change_importance_weights(wholes, tmp_path):
-    shutil.copytree(wholes("dqn"), tmp_path / "run")
-    done = run_here("--resume", "run", "--iterations", "9", cwd=tmp_path)
-    assert done.returncode == 0
-    assert (
-        "warning: with another end of the run, the learning rates or importance weights"
-        in done.stderr
-    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -17,7 +16,6 @@ from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.modules.layers import Activation, Dense, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import Scaling
-from flame_rl.run.checkpoint import WEIGHTS_NAME, save_weights
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import spec_of
@@ -181,21 +179,6 @@ def test_a_frozen_layer_stays_as_it_is(layer, monkeypatch):
     for name, tensor in value.state_dict().items():
         if name.startswith("network."):
             assert torch.equal(tensor, before[name]) == name.startswith(f"network.{layer}.")
-
-
-def test_a_network_that_is_frozen_as_a_whole_stays_as_it_is(monkeypatch):
-    learner = learner_with(lambda policy, value: value.requires_grad_(False), monkeypatch)
-    before = learner.parts["value"].network[0].weight.clone()
-    learner.update(random_episodes(True))
-    assert torch.equal(learner.parts["value"].network[0].weight, before)
-
-
-def test_weights_that_two_layers_share_are_written_twice(tmp_path):
-    weight = np.arange(4.0).reshape(2, 2)
-    save_weights(tmp_path, {"first": weight, "second": weight.T})
-    read = safetensors.numpy.load_file(tmp_path / WEIGHTS_NAME)
-    np.testing.assert_array_equal(read["first"], weight)
-    np.testing.assert_array_equal(read["second"], weight.T)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,6 @@ from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import actor_critic
 from flame_rl.learner.on_policy.actor_critic import ValueTraining
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.update import shrink_until_close
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.system.errors import Interrupted
@@ -59,23 +56,6 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
     assert half and threads == half * [True] + half * [False]
 
 
-@pytest.mark.parametrize("why", ["large minibatches", "torch differentiates"])
-def test_other_values_train_here(why, monkeypatch):
-    """Where minibatches keep all cores busy, and where threads would wait for Python's lock."""
-    monkeypatch.setattr(CompiledNetwork, "run_epoch", None)
-    monkeypatch.setattr(actor_critic, "_thread", None)
-    trained, steps = values(), 300
-    if why == "large minibatches":
-        steps = 16 * trained.network.slice_rows
-    else:
-        trained.module.register_forward_hook(lambda module, inputs, output: None)
-        trained = TrainedNetwork(trained.module, network_of)
-        assert type(trained.network) is AutogradNetwork
-    training = ValueTraining(trained)
-    training.begin([epoch_of("value", steps, 1, inputs=19)], STEP)
-    assert training.finish() > 0
-
-
 @pytest.mark.parametrize(
     "fails", ["on_policy.update.shrink_until_close", "demonstrations.cloning.bc", "descend"]
 )
@@ -109,24 +89,6 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         learner.update(random_episodes(True))
     assert finished
-
-
-def test_the_kl_limit_is_checked_while_values_learn(monkeypatch):
-    learner = learner_of(True, algorithm="reinforce", hidden_sizes=(16, 16))
-    checked = threading.Event()
-
-    def slow(self, loss, *others):
-        assert loss is not value_loss or checked.wait(60)
-        return RUN_EPOCH(self, loss, *others)
-
-    def check(*arguments):
-        checked.set()
-        return shrink_until_close(*arguments)
-
-    monkeypatch.setattr(actor_critic, "available_cores", lambda: 2)
-    monkeypatch.setattr(CompiledNetwork, "run_epoch", slow)
-    monkeypatch.setattr("flame_rl.learner.on_policy.update.shrink_until_close", check)
-    assert "value_loss" in learner.update(random_episodes(True))
 
 
 def test_the_wish_to_stop_ends_the_epochs():

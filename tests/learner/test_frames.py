@@ -15,10 +15,9 @@ from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.system.errors import UsageError
 from tests.helpers import described, environment_id, plain, request_for
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
-from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner
+from tests.learners import make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K = 4
@@ -135,10 +134,3 @@ def test_a_picture_becomes_channels():
     got = FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
     expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
     np.testing.assert_array_equal(got, expected)
-
-
-@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
-def test_learners_of_continuous_actions_refuse_stacks(algorithm):
-    spec = described(environment_id("Wandering"))
-    with pytest.raises(UsageError, match=f"--frame-stack: 2, and {algorithm} learns from one"):
-        make_learner(spec, algorithm=algorithm, frame_stack=2)

@@ -83,15 +83,6 @@ def test_the_learners_environment_is_closed(sound, monkeypatch, capsys):
     assert capsys.readouterr().err.count(words) == (0 if sound else 2)
 
 
-def test_an_environment_is_not_made_for_an_evaluation():
-    with trainer_of("Counted", slots=1) as trainer:
-        before = Counted.open
-        trainer.evaluate(2)
-        assert Counted.open == before
-        trainer.train()
-        assert Counted.open == before + 1
-
-
 # Refusals
 
 

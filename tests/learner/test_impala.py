@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from flame_rl.learner.algorithms.impala import v_trace
-from flame_rl.learner.on_policy.returns import generalized_advantages, td_errors
 from tests.helpers import spec_of
 from tests.learner.test_off_policy import slow
 from tests.learners import make_learner, random_episodes
@@ -45,21 +44,6 @@ def test_sequences_by_definition(trace_lambda):
         theirs = by_definition(*columns, length, trace_lambda)
         for own, other in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(own[row], other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("terminated", [True, False])
-def test_on_policy_it_is_the_generalised_advantage(terminated):
-    rng = np.random.default_rng(1)
-    rewards, values = rng.standard_normal(7), rng.standard_normal(8)
-    discounts = np.full((1, 7), 0.9)
-    discounts[0, -1] = 0.0 if terminated else 0.9
-    following, ones = values[None, 1:], np.ones((1, 7))
-    samples = {"rewards": rewards[None], "discounts": discounts, "mask": ones}
-    errors, _ = v_trace(samples, values[None, :-1], following, ones, 0.8)
-    lengths, ends = np.array([7]), np.array([terminated])
-    deltas = td_errors(rewards, values, lengths, ends, 0.9)
-    expected = generalized_advantages(deltas, lengths, 0.9 * 0.8)
-    np.testing.assert_allclose(errors[0], expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("continuous", [True, False])

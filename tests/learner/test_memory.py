@@ -17,12 +17,9 @@ from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
-from flame_rl.learner.training.network import split
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.settings.algorithms import ALGORITHMS
-from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import described, environment_id, plain, request_for
 from tests.learners import ON_POLICY, make_config, make_learner, policy_and_value
@@ -125,17 +122,6 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
-def test_parts_have_whole_sequences():
-    lengths = np.array([3, 1, 1, 8, 2, 2, 7])
-    samples = {"inputs": np.arange(24), "time": time_steps(lengths)}
-    for count in range(1, 12):
-        parts = split(samples, count)
-        assert 1 <= len(parts) <= min(count, len(lengths))
-        assert all(part["time"][0] == 0 for part in parts)
-        np.testing.assert_array_equal(np.concatenate([p["inputs"] for p in parts]), np.arange(24))
-    assert [len(part["inputs"]) for part in split(samples, 2)] == [13, 11]
-
-
 @pytest.mark.parametrize("wanted", [1, 3, 100])
 def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     learner = make_learner(described(environment_id("Wandering")), memory="gru")
@@ -212,11 +198,3 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
     assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
     after = learner.weights()["policy.network.0.weight"]
     np.testing.assert_allclose(after, before, atol=1e-5)
-
-
-@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {*ON_POLICY, "r2d2", "bc"}))
-def test_learners_from_single_steps_refuse_a_memory(algorithm):
-    name = "Recall" if algorithm in ("dqn", "sarsa", "successor", "impala") else "Wandering"
-    spec = described(environment_id(name))
-    with pytest.raises(UsageError, match="--memory: lstm is for reinforce, a2c, ppo, r2d2 and bc"):
-        make_learner(spec, algorithm=algorithm, memory="lstm")

@@ -101,11 +101,6 @@ def check_float32(snapshot: PolicySnapshot, head: dict) -> None:
             assert array.dtype == np.float32 and array.flags.c_contiguous
 
 
-def test_a_network_has_quantiles_or_a_support():
-    with pytest.raises(ValueError, match="quantiles"):
-        discrete(quantiles=2, support=SUPPORT)
-
-
 def test_a_deterministic_policy():
     module = continuous(model.deterministic_policy, "td3")
     with torch.no_grad():
@@ -117,47 +112,3 @@ def test_a_deterministic_policy():
     assert snapshot.head.kind == "noisy"
     check_float32(snapshot, {"std": [0.1] * A, "theta": [1]})
     check_float32(with_exploration(snapshot, {"theta": 0.15}), {"std": [0.1] * A, "theta": [0.15]})
-
-
-def test_a_squashed_gaussian_policy():
-    module = continuous(model.squashed_policy, "sac", initial_std=1.0)
-    outputs = output_of(module, OBSERVATIONS)
-    assert outputs.shape == (ROWS, 2 * A)
-    snapshot = module.snapshot()
-    np.testing.assert_allclose(by_numpy(snapshot), outputs, atol=1e-5)
-    assert snapshot.head.kind == "squashed_gaussian"
-    check_float32(snapshot, {})
-
-
-def test_the_first_standard_deviations_of_a_squashed_gaussian_policy():
-    usual = output_of(continuous(model.squashed_policy, "sac", initial_std=1.0), OBSERVATIONS)
-    small = output_of(continuous(model.squashed_policy, "sac", initial_std=0.2), OBSERVATIONS)
-    np.testing.assert_array_equal(small[:, :A], usual[:, :A])
-    np.testing.assert_allclose(np.exp(small[:, A:]), 0.2 * np.exp(usual[:, A:]), rtol=1e-5)
-
-
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_an_action_critic(layer_norm):
-    module = continuous(model.critic, "td3", layer_norm=layer_norm)
-    actions = np.random.default_rng(1).uniform(-1, 1, (ROWS, A)).astype(np.float32)
-    x = np.concatenate([OBSERVATIONS, actions], axis=1).astype(np.float64)
-    *hidden, last = [layer for layer in module.network if isinstance(layer, nn.Linear)]
-    for dense in hidden:
-        x = x @ dense.weight.detach().numpy().T + dense.bias.detach().numpy()
-        if layer_norm:
-            deviations = x - x.mean(axis=1, keepdims=True)
-            x = deviations / np.sqrt((deviations**2).mean(axis=1, keepdims=True) + 1e-5)
-        x = np.maximum(x, 0)
-    expected = x @ last.weight.detach().numpy()[0] + last.bias.item()
-    np.testing.assert_allclose(output_of(module, OBSERVATIONS, actions), expected, atol=1e-5)
-
-
-def test_first_weights_are_torchs_own():
-    torch.manual_seed(5)
-    network = model.action_values(
-        spec_of(D, A, continuous=False), make_config("X-v0", algorithm="dqn", hidden_sizes=HIDDEN)
-    )
-    torch.manual_seed(5)
-    plain = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, A))
-    for ours, theirs in zip(network.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs)

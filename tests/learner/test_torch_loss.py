@@ -1,5 +1,5 @@
 """Losses in torch: their gradients, and those of the built-in losses of on-policy algorithms
-against them. tests/learner/test_values.py compares those of action values."""
+against them. tests/learner/test_off_policy.py compares those of action values."""
 
 from __future__ import annotations
 

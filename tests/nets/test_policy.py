@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 import model
 from flame_rl.modules.layers import LayerNorm
@@ -66,23 +65,6 @@ def test_a_layer_norm_acts_as_torchs():
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
-    space = spaces.Box(0, 200, (5,), np.uint8)
-    spec = EnvironmentSpec("X-v0", space, spaces.Discrete(3))
-    policy = model.policy(spec, TrainConfig(algorithm="ppo", hidden_sizes=()))
-    observations = np.random.default_rng(0).integers(0, 201, (16, 5)).astype(np.uint8)
-    weight, bias = (p.detach().numpy() for p in policy.network.parameters())
-    expected = observations / 200 @ weight.T + bias
-    forward = ActingPolicy(policy.snapshot()).forward
-    np.testing.assert_allclose(forward(observations), expected, rtol=1e-5, atol=1e-7)
-    with torch.no_grad():
-        np.testing.assert_allclose(
-            policy(torch.from_numpy(observations)).softmax(-1),
-            np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True),
-            rtol=1e-5,
-        )
-
-
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_numpy_equals_torch_step_by_step(kind):
     """Over 40 steps of 8 episodes: one product at a time here, whole sequences there."""
@@ -124,43 +106,6 @@ def test_a_module_without_a_counterpart_is_refused():
         policy.snapshot()
 
 
-FACTORED = {
-    "MultiDiscrete": spaces.MultiDiscrete([2, 4, 1, 3]),
-    "shaped": spaces.MultiDiscrete([[2, 4], [3, 2]], start=[[1, 0], [5, -3]]),
-    "MultiBinary": spaces.MultiBinary(5),
-}
-
-
-@pytest.mark.parametrize("name", FACTORED)
-def test_torch_and_numpy_agree_on_several_choices(name):
-    """Log-probabilities and entropies, and the likeliest choices, against torch.distributions."""
-    torch.manual_seed(2)
-    space = FACTORED[name]
-    policy = policy_of(False, "relu", action_space=space)
-    counts = np.ravel(space.nvec) if name != "MultiBinary" else np.full(5, 2)
-    observation = np.random.default_rng(4).standard_normal((1, 5)).astype(np.float32)
-    rows = np.repeat(observation, 80, axis=0)
-    acting = ActingPolicy(policy.snapshot())
-    assert acting.output_dim == counts.sum()
-    actions = acting.act(rows, acting.draw_noise(np.random.default_rng(0), len(rows)))
-    assert actions.shape == (80, len(counts)) and actions.dtype == np.int32
-
-    logits = torch.from_numpy(acting.forward(rows[:8])[0])
-    parts, end = [], 0
-    for count in counts:
-        parts.append(torch.distributions.Categorical(logits=logits[end : end + count]))
-        end += count
-    chosen = torch.from_numpy(actions).long()
-    expected = sum(part.log_prob(chosen[:, i]) for i, part in enumerate(parts))
-    with torch.no_grad():
-        samples = {"inputs": torch.from_numpy(rows), "actions": chosen}
-        log_prob, entropy = policy.outputs(samples)
-    np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(entropy, sum(part.entropy() for part in parts), rtol=1e-4)
-    greedy = acting.act(rows[:8], None)
-    assert greedy[0].tolist() == [int(part.probs.argmax()) for part in parts]
-
-
 def test_rows_that_are_no_multiple_are_refused():
     with pytest.raises(ValueError, match="multiple"):
         ActingPolicy(random_snapshot(3, 2, False)).forward(np.zeros((7, 3), np.float32))
@@ -197,26 +142,3 @@ def test_gaussian_sampling_by_definition():
         acting.forward(observations) + np.exp(np.float64(snapshot.head.arrays["log_std"])) * noise
     )
     np.testing.assert_allclose(acting.act(observations, noise), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("continuous", [True, False])
-def test_without_noise_the_likeliest_action_or_the_mean(continuous):
-    torch.manual_seed(3)
-    policy = policy_of(continuous, "tanh")
-    observations = np.random.default_rng(4).standard_normal((64, 5)).astype(np.float32)
-    with torch.no_grad():
-        output = policy(torch.from_numpy(observations))
-    actions = ActingPolicy(policy.snapshot()).act(observations, None)
-    if continuous:
-        assert actions.dtype == np.float32
-        np.testing.assert_allclose(actions, output, rtol=1e-4, atol=1e-5)
-    else:
-        assert actions.dtype == np.int32
-        np.testing.assert_array_equal(actions, output.argmax(dim=1))
-
-
-def test_extreme_logits_do_not_overflow():
-    snapshot = random_snapshot(3, 2, False, hidden=())
-    acting = ActingPolicy(snapshot)
-    actions = acting.act(np.full((8, 3), 1e30, np.float32), np.full((8, 1), 0.999999))
-    assert set(actions) <= {0, 1}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
 from flame_rl.run.policy import Policy
@@ -62,21 +61,6 @@ def test_an_episode_remembers_its_own_steps_from_its_first(summing):
     assert len(set(episodes.lengths.tolist())) > 5
     for episode in episodes:
         np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))
-
-
-def test_a_step_leaves_the_states_of_other_slots(summing):
-    policy = ActingPolicy(summing)
-    states = policy.states(16)
-    states.arrays[0][:, 0] = np.arange(16)
-    rows = np.array([3, 9, 12, 3, 9, 12, 3, 9])
-    policy.act(np.full((8, 1), 10, np.float32), None, states, rows)
-    expected = np.arange(16.0)
-    expected[[3, 9, 12]] += 1
-    np.testing.assert_allclose(states.arrays[0][:, 0], expected)
-    assert states.arrays[0].dtype == np.float32
-    states.begin(np.array([9, 15]))
-    expected[[9, 15]] = 0
-    np.testing.assert_allclose(states.arrays[0][:, 0], expected)
 
 
 def test_an_agent_remembers_until_an_episode_begins(summing):

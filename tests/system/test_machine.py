@@ -5,12 +5,8 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from unittest import mock
 
 import pytest
-import threadpoolctl
-
-from flame_rl.system.machine import ONE_BLAS_THREAD, keep_freed_memory
 
 # Frees an array of 24 MiB, larger than any before in its process: glibc maps it alone, and unmaps
 # it when it is freed, whatever else lies in memory. Prints the MiB that were given back.
@@ -37,22 +33,3 @@ def test_freed_memory_is_kept(keep):
     program = [sys.executable, "-c", FREE.format(keep=keep)]
     given_back = float(subprocess.check_output(program, text=True))
     assert given_back < 2 if keep else given_back > 20
-
-
-def test_another_c_library_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    keep_freed_memory()
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setattr("ctypes.CDLL", None)
-    keep_freed_memory()
-
-
-def test_libraries_of_blas_are_not_searched_for_again(monkeypatch):
-    libraries = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    search = mock.Mock(wraps=threadpoolctl.ThreadpoolController)
-    monkeypatch.setattr(threadpoolctl, "ThreadpoolController", search)
-    for _ in range(2):
-        search.reset_mock()
-        with libraries.limit(limits=2), ONE_BLAS_THREAD:
-            assert {each["num_threads"] for each in libraries.info()} <= {1}
-    assert search.call_count == 0

@@ -123,18 +123,6 @@ def test_observations_are_normalised_by_the_demonstrations_alone(policy):
     np.testing.assert_allclose(first.arrays["std"], observations.std(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["gaussian", "squashed", "deterministic"])
-@pytest.mark.parametrize("memory", ["none", "gru"])
-def test_what_is_demonstrated_is_learned(policy, memory):
-    """A line: the action is a function of the observation."""
-    spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-1, 1, (2,), np.float32))
-    options = {"clone_epochs": 30, "hidden_sizes": (16,), "learning_rate": 0.01, "memory": memory}
-    learner = make_learner(spec, algorithm="bc", policy=policy, **options)
-    losses = [learner.update(random_episodes(continuous=True))["loss"] for _ in range(4)]
-    assert losses[-1] < losses[0] - 0.05
-    assert set(learner.update(random_episodes(continuous=True))) <= {*learner.algorithm.metrics}
-
-
 def test_the_episodes_of_a_run_change_nothing():
     spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-1, 1, (2,), np.float32))
     digests = set()

@@ -279,34 +279,6 @@ def test_damage_is_told_in_one_line_or_changes_nothing(data, tmp_path_factory):
         assert episodes_digest(found) == episodes_digest(episodes_of(arrays(MASKED), MASKED))
 
 
-KINDS = st.sampled_from(["<f4", "<f8", "<i8", "<u8", "|b1", "<f2", "|u1"])
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_a_field_of_any_form_is_taken_or_told_in_one_line(data):
-    """Of any type and shape, with any numbers; what is taken is sound."""
-    spec = data.draw(st.sampled_from([CONTINUOUS, DISCRETE, MASKED]))
-    found = arrays(spec)
-    name = data.draw(st.sampled_from([*found, "lengths"]))
-    shape = data.draw(st.lists(st.integers(0, 10), max_size=3))
-    numbers = np.array(data.draw(st.sampled_from([0, 1, 2, -1, 1e30, np.nan, np.inf])))
-    with np.errstate(invalid="ignore", over="ignore"):
-        found[name] = np.full(shape, numbers).astype(data.draw(KINDS))
-    try:
-        episodes = episodes_of(found, spec)
-    except UsageError as error:
-        assert "\n" not in str(error)
-        return
-    assert episodes.steps == 6
-    for column in episodes.columns.values():
-        assert np.isfinite(column).all()
-    if spec.continuous:
-        assert np.abs(episodes.actions).max() <= 1
-    else:
-        assert episodes.actions.min() >= 0 and episodes.actions.max() < 4
-
-
 MIXED = spaces.Dict(
     {"place": spaces.Box(-1, 1, (2,), np.float32), "door": spaces.Tuple([spaces.Discrete(3)])}
 )

@@ -168,13 +168,6 @@ def test_episodes_of_another_run_are_refused_though_their_lengths_are_equal(part
     assert contents(folders[0]) == before
 
 
-def test_another_capacity_is_refused(tmp_path):
-    journal, _, places = played(tmp_path, 10)
-    for capacity in (CAPACITY - 20, CAPACITY + 60):
-        with pytest.raises(JournalError):
-            journal.restore(ReplayStore(CONTINUOUS, capacity), places[-1])
-
-
 def test_a_full_disk_leaves_the_journal_sound(tmp_path):
     """The disk takes any number of bytes of the record, and none of the next attempt."""
     _, _, places = played(tmp_path / "whole", 8)
@@ -223,19 +216,6 @@ def test_a_run_that_begins_anew_empties_the_folder(tmp_path):
     assert contents(tmp_path) == {} and journal.place(store) == places[0]
     step(journal, store, 0)
     assert journal.place(store) == places[1]
-
-
-def test_other_files_in_the_folder_are_left_alone(tmp_path):
-    names = {"notes.replay", "notes.txt", "1.replay", "5.replay", "00000000000001.replay"}
-    for name in names:
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "000000000002.replay").mkdir()
-    journal, store, places = played(tmp_path, 10)
-    assert_same(restored(tmp_path, places[-1])[1], store)
-    journal.forget(places[-1].oldest)
-    restored(tmp_path, Place(CAPACITY))
-    assert {path.name for path in tmp_path.iterdir()} == names | {"000000000002.replay"}
-    assert all((tmp_path / name).read_text() == "mine" for name in names)
 
 
 def with_crafted_record(folder, place, columns, alter):

@@ -45,13 +45,3 @@ def test_priorities_of_a_step_count_in_the_next_draw(prioritized, monkeypatch):
     assert len(steps) == 3
     apart, together = ["draw", "prioritize"] * 3, ["draw", *["prioritize"] * 3]
     assert events == (apart if prioritized else together)
-
-
-def test_no_more_is_drawn_than_steps_are_due():
-    """The next update begins with the same random numbers, whatever fits into the cache."""
-    algorithm = drawing()
-    generator = np.random.default_rng(0)
-    list(algorithm.gradient_steps(3, 1.0, generator))
-    expected = np.random.default_rng(0)
-    expected.integers(0, 17, 30)
-    assert generator.random() == expected.random()

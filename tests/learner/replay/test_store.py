@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from flame_rl.learner.off_policy.replay.store import (
     ReplayStore,
     bytes_needed,
-    capacity_in_words,
 )
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
-from flame_rl.wire.messages import Column
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes, store_bytes
 
 CAPACITY = 12
@@ -101,29 +99,6 @@ def test_an_episode_of_the_capacity_fits_and_a_longer_one_is_refused():
         np.testing.assert_array_equal(before[name], after[name])
 
 
-@pytest.mark.parametrize("change", ["missing", "float64", "rows", "width"])
-def test_a_column_that_does_not_fit_is_refused(change):
-    episodes = make_episodes([2, 3], [True, True])
-    observations = episodes.columns.pop("observations")
-    if change != "missing":
-        episodes.columns["observations"] = {
-            "float64": observations.astype(np.float64),
-            "rows": observations[1:],
-            "width": observations[:, 1:],
-        }[change]
-    store = ReplayStore(CONTINUOUS, CAPACITY)
-    with pytest.raises(ValueError, match="observations: "):
-        store.add(episodes)
-    assert store.episodes == store.steps == 0
-
-
-def test_episodes_without_steps_are_refused():
-    with pytest.raises(ValueError, match="lengths"):
-        ReplayStore(CONTINUOUS, CAPACITY).add(make_episodes([], []))
-    with pytest.raises(ValueError, match="lengths"):
-        ReplayStore(CONTINUOUS, CAPACITY).add(make_episodes([2, 0], [True, True]))
-
-
 def test_positions_that_are_not_kept_are_refused():
     store, _ = filled([[(6, True), (6, True), (4, True)]])
     assert (store.first, store.steps) == (6, 16)
@@ -134,27 +109,7 @@ def test_positions_that_are_not_kept_are_refused():
         sequences(store, np.array([5]), 3, 0, 0.9)
 
 
-def test_views_are_copies():
-    store, _ = filled([[(6, True)]])
-    before = n_step(store, np.arange(6), 1, 0.9)
-    kept = {name: column.copy() for name, column in before.items()}
-    store.add(make_episodes([CAPACITY], [True], seed=5))
-    for name, column in before.items():
-        np.testing.assert_array_equal(column, kept[name])
-
-
 @pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
 @pytest.mark.parametrize("capacity", [1, 7, 1000])
 def test_memory_is_known_beforehand(columns, capacity):
     assert store_bytes(ReplayStore(columns, capacity)) == bytes_needed(columns, capacity)
-
-
-def test_what_a_capacity_needs_in_words():
-    ant = (
-        Column("observations", "float32", (105,), True),
-        Column("actions", "float32", (8,), False),
-        Column("rewards", "float64", (), False),
-    )
-    small, needed = (bytes_needed(ant, capacity) for capacity in (20_000, 1_000_000))
-    assert capacity_in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
-    assert capacity_in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"
