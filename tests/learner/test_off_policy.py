@@ -6,16 +6,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import model
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.learner import Learner
+from flame_rl.learner.training import slices
+from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Episodes
 from tests.helpers import spec_of
@@ -483,7 +488,56 @@ def test_steps_at_once_are_those_one_after_another(double):
             np.testing.assert_allclose(array, plain[name], **CLOSE, err_msg=name)
 
 
+class ChangedValues(ActionValueNetwork):
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(2 * observations)
+
+
+class ChangedPolicy(PolicyNetwork):
+    def forward(self, observations: Tensor) -> Tensor:
+        return super().forward(2 * observations)
+
+
+class ChangedCritic(CriticNetwork):
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return super().forward(observations, actions) + (actions**2).sum(-1)
+
+
+CHANGED = {
+    "action_values": ChangedValues,
+    "deterministic_policy": ChangedPolicy,
+    "squashed_policy": ChangedPolicy,
+    "critic": ChangedCritic,
+}
+
+
+@pytest.mark.parametrize(
+    "variant", ["rainbow", "masked quantiles", "sarsa", "successor", "ddpg", "td3", "sac"]
+)
+def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, monkeypatch):
+    """As they are now: the oracle uses the changed modules, too."""
+
+    def changed(make, kind, *arguments):
+        module = make(*arguments)
+        module.__class__ = kind
+        return module
+
+    for name, kind in CHANGED.items():
+        monkeypatch.setattr(model, name, partial(changed, getattr(model, name), kind))
+    compare_steps(learner_of(variant), variant)
+
+
 # When gradient steps are taken, and how exploration falls
+
+
+class Recorded:
+    """An algorithm's own part with other `steps`."""
+
+    def __init__(self, inner, steps) -> None:
+        self._inner, self.steps = inner, steps
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
 
 
 @pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
@@ -554,6 +608,35 @@ def test_the_learning_rates_fall_to_nothing(algorithm):
     assert moves[1] == moves[1.25] == [0] * len(adams)
 
 
+def test_priorities_are_the_last_errors():
+    learner = learner_of("prioritised", warm_up_steps=34, updates_per_step=0.001, batch_size=20)
+    replay, errors = learner.algorithm.replay, {}
+    steps = learner.algorithm.inner.steps
+
+    def recorded(samples, generator, decay):
+        for numbers in steps(samples, generator, decay):
+            errors["last"] = numbers["td_error"]
+            yield numbers
+
+    object.__setattr__(learner.algorithm, "inner", Recorded(learner.algorithm.inner, recorded))
+    prioritize, positions = replay.prioritize, {}
+
+    def remember(where, numbers):
+        positions["last"] = where
+        np.testing.assert_array_equal(numbers, errors["last"])
+        prioritize(where, numbers)
+
+    replay.prioritize = remember
+    learner.update(random_episodes(False))
+    kept = replay.state_dict()["priorities"]
+    # What was not drawn yet has the greatest priority before this step, 1.
+    expected = dict.fromkeys(range(replay.store.first, replay.store.steps), 1.0)
+    drawn = zip(positions["last"].tolist(), errors["last"].astype(float), strict=True)
+    expected |= {position: error + 1e-6 for position, error in drawn}
+    assert 5 < sum(priority == 1 for priority in expected.values()) < len(expected) == 34
+    np.testing.assert_allclose(kept, np.array(list(expected.values())) ** 0.6, rtol=1e-5)
+
+
 # Refusals
 
 
@@ -563,6 +646,15 @@ def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     words = r"^--capacity: 1,099,.* steps .* need \d+\.\d GB, .* has \d+\.\d GB; choose"
     with pytest.raises(UsageError, match=words):
         make_learner(spec, algorithm=algorithm, capacity=1 << 40)
+
+
+def test_what_a_run_needs_has_the_priorities_among_it():
+    """A row of 3 observed numbers, reward, end and action, 16 bytes of a step, and of the tree's
+    2 ** 17 leaves twice 8."""
+    for prioritized, needed in ((False, 4.0), (True, 4.0 + 2.1)):
+        options = {"algorithm": "dqn", "capacity": 100_000, "prioritized": prioritized}
+        files = make_learner(spec_of(3, 2, False), **options).parts["replay"]
+        assert files.needs == f"100,000 steps of X-v0 need {needed:.1f} MB"
 
 
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
@@ -579,3 +671,22 @@ def test_a_reward_beyond_float32_is_refused_when_it_comes(algorithm):
             learner.update(episodes)
         assert store.steps == steps
     assert np.isfinite(store.read(store.rows(np.arange(17)))["rewards"]).all()
+
+
+# Two cores
+
+
+def test_an_error_waits_for_the_other_threads(monkeypatch):
+    monkeypatch.setattr(slices, "available_cores", lambda: 2)
+    done = []
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    def go_on() -> None:
+        time.sleep(0.1)
+        done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        slices.at_once([fail, go_on])
+    assert done == [True]

@@ -1,5 +1,4 @@
-"""The projection of a distribution of returns against a plain loop; test_off_policy.py compares
-whole steps."""
+"""Targets and losses of action values against plain loops, and slopes against torch's autograd."""
 
 from __future__ import annotations
 
@@ -7,16 +6,31 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
+from flame_rl.learner.algorithms.successor import successor_loss
 from flame_rl.learner.off_policy.values import (
     c51_loss,
+    dueling_loss,
     project,
+    q_loss,
+    quantile_loss,
 )
+from flame_rl.learner.training.torch_loss import torch_loss
 
-ATOMS = 5
+ROWS, ACTIONS, ATOMS = 40, 3, 5
 SUPPORT = np.linspace(-2, 2, ATOMS)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, scale, shape)
+
+
+def actions_of(rows: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, ACTIONS, rows).astype(np.int32)
 
 
 def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
@@ -80,9 +94,79 @@ def test_a_wide_support_in_float32_is_equidistant():
 # Losses
 
 
+def loss_of(name: str):
+    """The loss, the width of its outputs, and targets."""
+    if name == "q":
+        return q_loss, ACTIONS, normal(ROWS, seed=3)
+    if name == "c51":
+        targets = distributions(ROWS, ATOMS, 4)
+        targets[:10] = np.eye(ATOMS)[np.arange(10) % ATOMS]  # certain: 0 log 0 occurs
+        return c51_loss(SUPPORT), ACTIONS * ATOMS, targets
+    if name == "quantile":
+        return quantile_loss(ATOMS), ACTIONS * ATOMS, normal(ROWS, ATOMS, seed=5, scale=2)
+    if name == "successor":
+        return successor_loss(SUPPORT), ACTIONS * ATOMS, normal(ROWS, ATOMS, seed=5, scale=2)
+    loss, width, targets = loss_of(name.removeprefix("dueling "))
+    atoms = width // ACTIONS
+    return dueling_loss(loss, atoms), width + atoms, targets
+
+
+def in_torch(name: str):
+    """Torch's own losses, for `torch_loss`; with loops where torch has none."""
+
+    def loss(samples: dict[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        actions, targets = samples["actions"], samples["targets"]
+        if name.startswith("dueling "):
+            by_action = outputs.reshape(ROWS, 1 + ACTIONS, -1)
+            centred = by_action[:, 1:] - by_action[:, 1:].mean(1, keepdim=True)
+            outputs = (by_action[:, :1] + centred).flatten(1)
+            return in_torch(name.removeprefix("dueling "))(samples, outputs)
+        rows = zip(outputs, actions, strict=True)
+        chosen = torch.stack([o.reshape(ACTIONS, -1)[a] for o, a in rows])
+        if name == "q":
+            return functional.smooth_l1_loss(chosen[:, 0], targets, reduction="none")
+        if name == "c51":
+            return functional.cross_entropy(chosen, targets, reduction="none")
+        if name == "successor":
+            return functional.huber_loss(chosen, targets, reduction="none").sum(1)
+        assert name == "quantile"
+        return sum(
+            abs((i + 0.5) / ATOMS - (targets[:, j] < chosen[:, i]).double())
+            * functional.huber_loss(chosen[:, i], targets[:, j], reduction="none")
+            / ATOMS
+            for i in range(ATOMS)
+            for j in range(ATOMS)
+        )
+
+    return loss
+
+
+NAMES = ["q", "c51", "quantile", "successor", "dueling q", "dueling c51", "dueling quantile"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_and_slopes_by_autograd(name, weighted):
+    loss, width, targets = loss_of(name)
+    outputs, actions = normal(ROWS, width, seed=6, scale=2), actions_of(ROWS)
+    samples = {"actions": actions, "targets": targets}
+    if weighted:
+        samples["weights"] = np.random.default_rng(7).uniform(0.1, 1, ROWS)
+    expected, (wanted,) = torch_loss(in_torch(name))(samples, outputs)
+    numbers, (slope,) = loss(samples, outputs)
+    np.testing.assert_allclose(numbers["loss"], expected["loss"], rtol=1e-9)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-9, atol=1e-12)
+    # Transposed in memory, as a network may return it.
+    _, (again,) = loss(samples, np.asfortranarray(outputs))
+    np.testing.assert_array_equal(again, slope)
+
+
 def test_c51_with_logits_that_no_exponential_holds():
     logits = np.array([[1000, -1000, 0, 0, 0]], np.float32)
     samples = {"actions": np.array([0]), "targets": np.eye(ATOMS, dtype=np.float32)[1:2]}
     numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
     assert numbers["loss"] == pytest.approx(2000) and numbers["value"] == -2
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
+
+
+# Types and shapes
