@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import SideBySide, Stacks, as_array
+from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
@@ -196,18 +196,11 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     torch.get_num_threads()
     if isinstance(samples.get("inputs"), Stacks):
         samples = samples | {"missing": samples["inputs"].missing()}
-    tensors = {name: _tensor_of(column, device) for name, column in samples.items()}
+    tensors = {n: torch.from_numpy(as_array(c)).to(device) for n, c in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()
         for n, t in tensors.items()
     }
-
-
-def _tensor_of(column: np.ndarray | SideBySide | Stacks, device: torch.device) -> Tensor:
-    if isinstance(column, SideBySide):  # bytes go to the device as bytes
-        inputs = [torch.from_numpy(each).to(device).float() for each in column.inputs]
-        return torch.cat(inputs, dim=-1)
-    return torch.from_numpy(as_array(column)).to(device)
 
 
 def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | None) -> int:
