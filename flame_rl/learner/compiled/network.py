@@ -34,7 +34,12 @@ ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
 HEADS = {"raw": 0, "value": 1, "gaussian": 2, "categorical": 3}
 # The columns of actions that a head takes, those that a loss may take, and what those of action
 # values are called in replay.
-_HEAD_COLUMNS = {"gaussian": ("actions",), "categorical": ("actions", "action_masks")}
+_HEAD_COLUMNS = {
+    "raw": (),
+    "value": (),
+    "gaussian": ("actions",),
+    "categorical": ("actions", "action_masks"),
+}
 _LOSS_COLUMNS = "advantages", "log_probs", "weights", "targets"
 _TRANSITION_COLUMNS = {
     "inputs": "observations",
@@ -138,9 +143,9 @@ class CompiledNetwork(plain.Network):
 
     def forward(self, samples: plain.Samples) -> CompiledPass:
         rows, kind = plain.rows_of(samples), self._head.kind
-        columns = self._columns(samples, _HEAD_COLUMNS.get(kind, ()), rows)
+        columns = self._columns(samples, _HEAD_COLUMNS[kind], rows)
         shape = (rows, self._outputs) if kind == "raw" else (rows,)
-        outputs = [np.empty(shape, np.float32) for _ in range(2 if kind in _HEAD_COLUMNS else 1)]
+        outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(_HEAD_COLUMNS[kind]))]
         workspace = self._workspace(rows)
         arguments = self._network, self._parameters, columns, rows, workspace
         self._library.forward(*arguments, *(*outputs, None)[:2])
@@ -152,7 +157,7 @@ class CompiledNetwork(plain.Network):
         if not isinstance(loss, plain.NativeLoss):
             return super().differentiate(loss, samples, gradient)
         rows, numbers = plain.rows_of(samples), np.zeros(len(NUMBERS))
-        names = (*_HEAD_COLUMNS.get(self._head.kind, ()), *_LOSS_COLUMNS)
+        names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)
         network = self._network, self._parameters, _loss(loss)
@@ -166,7 +171,7 @@ class CompiledNetwork(plain.Network):
         self, loss: plain.NativeLoss, adam: Adam, epoch: Steps, config: StepConfig
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.descend`."""
-        names = (*_HEAD_COLUMNS.get(self._head.kind, ()), *_LOSS_COLUMNS)
+        names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, names, epoch.steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
         slice_rows = self._even(epoch.largest)

@@ -8,7 +8,7 @@ come back as arrays, so that only a network knows the device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -87,10 +87,11 @@ class AutogradNetwork(Network):
         """Give the twin the parameters and buffers that the module has now."""
         if self._module is self._trained:
             return
-        for own, given in zip(_numbers(self._module), _numbers(self._trained), strict=True):
+        given = self._trained.state_dict()
+        for name, own in self._module.state_dict().items():
             # By `data`, because an earlier pass may still be without its backward pass, which
             # autograd refuses where it has seen a tensor change.
-            own.data.copy_(given)
+            own.data.copy_(given[name])
 
 
 class SequenceNetwork(AutogradNetwork):
@@ -211,11 +212,6 @@ def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | N
         most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
     numbers = sum(sum(layer.sizes().values()) for layer in layers)
     return min(most, max(1, limit // (4 * numbers))) if numbers else most
-
-
-def _numbers(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _flat(shares: Sequence[Tensor]) -> np.ndarray:
