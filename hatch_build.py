@@ -11,15 +11,8 @@ from pathlib import Path
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = Path("flame_rl") / "learner" / "compiled"
-FLAGS = [
-    "-O3",
-    "-shared",
-    "-fPIC",
-    "-fno-sanitize=undefined",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-]
-FLAGS += ["-fno-trapping-math", "-fno-signed-zeros", "-mprefer-vector-width=512"]
+FLAGS = ["-O3", "-shared", "-fPIC", "-fno-sanitize=undefined", "-mprefer-vector-width=512"]
+FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
 # The oldest C library that the libraries run with.
 LIBC = "linux-gnu.2.17"
 

@@ -28,9 +28,10 @@ from flame_rl.learner.off_policy.critics import (
 )
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
+from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import Train, adam_of
+from flame_rl.learner.training.trained import Train, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -60,7 +61,7 @@ class SAC(GradientStep):
             config, spec, train, count=2, average=settings.average_critics
         )
         temperature = Temperature(settings.initial_temperature)
-        self._log_alpha = adam_of(temperature)
+        self._log_alpha = Adam(flat_parameters(temperature))
         self._target_entropy = settings.target_entropy * self._width
         self.parts = {
             "policy": self.policy,

@@ -28,8 +28,10 @@ typedef float four __attribute__((vector_size(16), aligned(4)));
 enum { NONE, TANH, RELU, SILU };
 enum { RAW, VALUE, GAUSSIAN, CATEGORICAL };
 enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
-/* The columns of samples; those that are not there are null. */
-enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, TARGETS, COLUMNS };
+/* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
+ * the next inputs where there are any. */
+enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, TARGETS, NEXT, REWARDS, DISCOUNTS,
+       COLUMNS };
 /* The numbers of a loss. */
 enum { LOSS, ENTROPY, KL, NUMBERS };
 
@@ -41,10 +43,10 @@ typedef struct {
 } Layer;
 
 /* What a loss gets of the last layer's output. A value is the output times `scale`. A Gaussian has
- * the output as its mean, and logarithms of standard deviations at `log_std`. A categorical
- * distribution has logits of one factor after another; factor f has `choices[f]` of them. */
+ * the output as its mean; the first parameters are logarithms of its standard deviations. A
+ * categorical distribution has logits of one factor after another, `choices[f]` of factor f. */
 typedef struct {
-    int64_t kind, log_std, factors;
+    int64_t kind, factors;
     const int32_t *choices;
     const float *scale;
 } Head;
@@ -291,22 +293,14 @@ static void normalize_rows_backward(float *gradient, const float *x, const float
     }
 }
 
-/* Where the arrays of a pass of `rows` samples lie in its workspace: for each layer its output,
- * what its activation got, its normalised rows and their factors; two gradients that take turns;
- * four numbers of each sample for the head and its loss; room for products. */
+/* Where the arrays of a pass of `rows` samples lie in its workspace: room for products; two
+ * gradients that take turns; four numbers of each sample for the head and its loss; for each layer
+ * its output, what its activation got, its normalised rows and their factors. */
 typedef struct {
     float *output, *before, *normalized, *inverse;
 } Saved;
 
 INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
-
-static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
-    for (int64_t i = 0; i < layer; i++) workspace += rows * (3 * network->layers[i].outputs + 1);
-    const Layer *own = network->layers + layer;
-    int64_t size = rows * own->outputs;
-    Saved result = {workspace, workspace + size, workspace + 2 * size, workspace + 3 * size};
-    return result;
-}
 
 static int64_t widest(const Network *network) {
     int64_t most = 0;
@@ -316,27 +310,30 @@ static int64_t widest(const Network *network) {
 }
 
 static float *gradients(const Network *network, int64_t number, int64_t rows, float *workspace) {
-    return saved(network, network->count, rows, workspace).output + number * rows * widest(network);
+    int64_t width = widest(network);
+    return workspace + (greater(rows, width) + 2) * PANEL + number * rows * width;
 }
 
 static float *for_head(const Network *network, int64_t number, int64_t rows, float *workspace) {
     return gradients(network, 2, rows, workspace) + number * rows;
 }
 
-static float *room_of(const Network *network, int64_t rows, float *workspace) {
-    return for_head(network, 4, rows, workspace);
+static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
+    float *place = for_head(network, 4, rows, workspace);
+    for (int64_t i = 0; i < layer; i++) place += rows * (3 * network->layers[i].outputs + 1);
+    int64_t size = rows * network->layers[layer].outputs;
+    return (Saved){place, place + size, place + 2 * size, place + 3 * size};
 }
 
 /* How many numbers a workspace for `rows` samples holds. */
 int64_t workspace_size(const Network *network, int64_t rows) {
     float none[1];
-    return room_of(network, rows, none) - none + (greater(rows, widest(network)) + 2) * PANEL;
+    return saved(network, network->count - 1, rows, none).inverse + rows - none;
 }
 
 /* Compute all layers; returns the output, [rows, outputs of the last layer]. */
 static const float *layers_forward(const Network *network, const float *parameters, const float *x,
                                    int64_t rows, float *workspace) {
-    float *room = room_of(network, rows, workspace);
     for (int64_t i = 0; i < network->count; i++) {
         const Layer *layer = network->layers + i;
         int64_t inputs = layer->inputs, outputs = layer->outputs;
@@ -344,7 +341,7 @@ static const float *layers_forward(const Network *network, const float *paramete
         int normal = layer->norm_weight >= 0;
         float *y = normal ? own.normalized : own.output;
         product(matrix(y, outputs, 1), matrix(x, inputs, 1),
-                matrix(parameters + layer->weight, 1, inputs), rows, inputs, outputs, 0, room);
+                matrix(parameters + layer->weight, 1, inputs), rows, inputs, outputs, 0, workspace);
         if (normal)
             normalize_rows(own.output, own.normalized, own.inverse, parameters + layer->bias,
                            parameters + layer->norm_weight, layer->epsilon, rows, outputs);
@@ -372,7 +369,6 @@ static void add_products(float *restrict total, const float *restrict a, const f
  * `x_gradient`, unless that is null; the gradient for the output is the first of the workspace's. */
 static void layers_backward(const Network *network, const float *parameters, float *sums,
                             const float *x, float *x_gradient, int64_t rows, float *workspace) {
-    float *room = room_of(network, rows, workspace);
     float *gradient = gradients(network, 0, rows, workspace);
     for (int64_t i = network->count - 1; i >= 0; i--) {
         const Layer *layer = network->layers + i;
@@ -382,7 +378,7 @@ static void layers_backward(const Network *network, const float *parameters, flo
         if (layer->norm_weight >= 0) {
             if (sums) {
                 add_products(sums + layer->norm_weight, gradient, own.normalized, rows, outputs);
-                add_columns(sums + layer->norm_bias, gradient, rows, outputs, room);
+                add_columns(sums + layer->norm_bias, gradient, rows, outputs, workspace);
             }
             normalize_rows_backward(gradient, own.normalized, own.inverse,
                                     parameters + layer->norm_weight, rows, outputs);
@@ -390,13 +386,13 @@ static void layers_backward(const Network *network, const float *parameters, flo
         const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
         if (sums) {
             product(matrix(sums + layer->weight, inputs, 1), matrix(gradient, 1, outputs),
-                    matrix(before, inputs, 1), outputs, rows, inputs, 1, room);
-            add_columns(sums + layer->bias, gradient, rows, outputs, room);
+                    matrix(before, inputs, 1), outputs, rows, inputs, 1, workspace);
+            add_columns(sums + layer->bias, gradient, rows, outputs, workspace);
         }
         float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
         if (next)
             product(matrix(next, inputs, 1), matrix(gradient, outputs, 1),
-                    matrix(parameters + layer->weight, inputs, 1), rows, outputs, inputs, 0, room);
+                    matrix(parameters + layer->weight, inputs, 1), rows, outputs, inputs, 0, workspace);
         gradient = next;
     }
 }
@@ -432,17 +428,19 @@ static float log_softmax(float *log_p, const float *logits, const uint8_t *mask,
     return entropy;
 }
 
-/* What a loss sees: of a policy log-probabilities of the actions and entropies, [rows] each; of
- * values `first`; of a raw output nothing new. */
-static void head_forward(const Network *network, const float *parameters, const float *output,
-                         const Samples *samples, int64_t rows, float *first, float *second,
-                         float *room) {
+/* What a loss sees of `rows` samples: of a policy log-probabilities of the actions and entropies,
+ * [rows] each; otherwise the values, or the output itself, as `first`. */
+void forward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
+             float *workspace, float *first, float *second) {
     const Head *head = &network->head;
+    const float *output = layers_forward(network, parameters, samples->data[INPUTS], rows, workspace);
+    float *room = workspace;
     int64_t width = width_of(network);
+    if (head->kind == RAW) __builtin_memcpy(first, output, 4 * rows * width);
     if (head->kind == VALUE)
         for (int64_t i = 0; i < rows; i++) first[i] = output[i] * *head->scale;
     if (head->kind == GAUSSIAN) {
-        const float *log_std = parameters + head->log_std, *actions = samples->data[ACTIONS];
+        const float *log_std = parameters, *actions = samples->data[ACTIONS];
         float constant = 0.918938533f * width; /* log(2 pi) / 2 */
         for (int64_t j = 0; j < width; j++) constant += log_std[j], room[j] = exponential(-log_std[j]);
         for (int64_t i = 0; i < rows; i++, output += width, actions += width) {
@@ -469,25 +467,28 @@ static void head_forward(const Network *network, const float *parameters, const 
     }
 }
 
-/* The gradient for the output, given those for what the loss saw; adds that of parameters of the
- * head to `sums`, unless it is null. */
-static void head_backward(const Network *network, const float *parameters, const float *output,
-                          const Samples *samples, int64_t rows, const float *of_first,
-                          const float *of_second, float *gradient, float *sums, float *room) {
+/* After `forward`, and given gradients for what the loss sees: add the gradient of the parameters to
+ * `sums`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are null. */
+void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
+              float *workspace, const float *of_first, const float *of_second, float *sums,
+              float *x_gradient) {
     const Head *head = &network->head;
+    const float *output = saved(network, network->count - 1, rows, workspace).output;
+    float *gradient = gradients(network, 0, rows, workspace), *room = workspace;
     int64_t width = width_of(network);
+    if (head->kind == RAW) __builtin_memcpy(gradient, of_first, 4 * rows * width);
     if (head->kind == VALUE)
         for (int64_t i = 0; i < rows; i++) gradient[i] = of_first[i] * *head->scale;
     if (head->kind == GAUSSIAN) {
         /* With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
          * d entropy / d log std = 1. */
-        const float *log_std = parameters + head->log_std, *actions = samples->data[ACTIONS];
+        const float *log_std = parameters, *actions = samples->data[ACTIONS];
         for (int64_t j = 0; j < width; j++) room[j] = exponential(-log_std[j]);
         for (int64_t i = 0; i < rows; i++, output += width, actions += width, gradient += width)
             for (int64_t j = 0; j < width; j++) {
                 float z = (actions[j] - output[j]) * room[j];
                 gradient[j] = of_first[i] * z * room[j];
-                if (sums) sums[head->log_std + j] += of_first[i] * (z * z - 1) + of_second[i];
+                if (sums) sums[j] += of_first[i] * (z * z - 1) + of_second[i];
             }
     }
     if (head->kind == CATEGORICAL) {
@@ -510,32 +511,6 @@ static void head_backward(const Network *network, const float *parameters, const
             if (mask) mask += samples->bytes[MASKS];
         }
     }
-}
-
-/* What a loss sees of `rows` samples, or for a raw output that itself, in `first`. */
-void forward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-             float *workspace, float *first, float *second) {
-    const float *x = samples->data[INPUTS];
-    const float *output = layers_forward(network, parameters, x, rows, workspace);
-    if (network->head.kind == RAW)
-        __builtin_memcpy(first, output, 4 * rows * width_of(network));
-    else
-        head_forward(network, parameters, output, samples, rows, first, second,
-                     room_of(network, rows, workspace));
-}
-
-/* After `forward`, and given gradients for what the loss sees: add the gradient of the parameters to
- * `sums`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are null. */
-void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-              float *workspace, const float *of_first, const float *of_second, float *sums,
-              float *x_gradient) {
-    float *gradient = gradients(network, 0, rows, workspace);
-    const float *output = saved(network, network->count - 1, rows, workspace).output;
-    if (network->head.kind == RAW)
-        __builtin_memcpy(gradient, of_first, 4 * rows * width_of(network));
-    else
-        head_backward(network, parameters, output, samples, rows, of_first, of_second, gradient,
-                      sums, room_of(network, rows, workspace));
     layers_backward(network, parameters, sums, samples->data[INPUTS], x_gradient, rows, workspace);
 }
 
@@ -578,15 +553,11 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
                   const Samples *samples, int64_t rows, float *workspace, float *sums,
                   double *numbers) {
-    float *room = room_of(network, rows, workspace), *own[4];
+    float *own[4];
     for (int64_t i = 0; i < 4; i++) own[i] = for_head(network, i, rows, workspace);
-    const float *x = samples->data[INPUTS];
-    const float *output = layers_forward(network, parameters, x, rows, workspace);
-    head_forward(network, parameters, output, samples, rows, own[0], own[1], room);
+    forward(network, parameters, samples, rows, workspace, own[0], own[1]);
     loss_of(loss, network->head.scale, samples, rows, own[0], own[1], own[2], own[3], numbers);
-    head_backward(network, parameters, output, samples, rows, own[2], own[3],
-                  gradients(network, 0, rows, workspace), sums, room);
-    layers_backward(network, parameters, sums, x, 0, rows, workspace);
+    backward(network, parameters, samples, rows, workspace, own[2], own[3], sums, 0);
 }
 
 /* ---- gradient steps ---- */
@@ -696,14 +667,6 @@ int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch, cons
 
 /* ---- deep Q-learning (Mnih et al. 2015) ---- */
 
-/* Minibatches of `rows` samples, one after another; weights and masks may be null. */
-typedef struct {
-    const float *observations, *next_observations, *rewards, *discounts, *weights;
-    const int32_t *actions;
-    const uint8_t *next_masks;
-    int64_t rows, mask_bytes, slice_rows;
-} Transitions;
-
 /* The target network, which moves after every `period` steps; `doubled`: the other one chooses the
  * actions that it values (van Hasselt et al. 2016, eq. 4). */
 typedef struct {
@@ -724,49 +687,52 @@ static int64_t best_choice(const float *values, const uint8_t *mask, int64_t cho
 
 /* r + discount Q'(s', a') of samples from `first` on. */
 static void q_targets(const Network *network, const float *online, const Target *target,
-                      const Transitions *from, int64_t first, int64_t rows, float *workspace,
+                      const Samples *samples, int64_t first, int64_t rows, float *workspace,
                       int64_t *choices, float *targets) {
     int64_t width = width_of(network);
-    const float *x = from->next_observations + first * network->layers[0].inputs, *values;
+    const float *rewards = samples->data[REWARDS], *discounts = samples->data[DISCOUNTS], *values;
+    const float *x = (const float *)samples->data[NEXT] + first * network->layers[0].inputs;
     for (int round = !target->doubled; round < 2; round++) {
         const float *parameters = round ? target->parameters : online;
         values = layers_forward(network, parameters, x, rows, workspace);
         for (int64_t i = 0; i < rows && (!round || !target->doubled); i++) {
-            const uint8_t *mask = from->next_masks;
-            if (mask) mask += (first + i) * from->mask_bytes;
+            const uint8_t *mask = samples->data[MASKS];
+            if (mask) mask += (first + i) * samples->bytes[MASKS];
             choices[i] = best_choice(values + i * width, mask, width);
         }
     }
     for (int64_t i = 0; i < rows; i++)
-        targets[i] = from->rewards[first + i] +
-                     from->discounts[first + i] * values[i * width + choices[i]];
+        targets[i] = rewards[first + i] + discounts[first + i] * values[i * width + choices[i]];
 }
 
-/* Gradient steps on the minibatches from `begin` to `end`, down the Huber loss of Q(s, a) - target,
- * times the weights. `steps` were taken before the first. Writes each sample's loss, its absolute
- * error and Q(s, a) to `numbers`, [minibatches, 3, rows]. `room` holds 12 bytes for each row of a
- * slice. */
-void q_steps(const Network *network, const Transitions *from, const Optimizer *own,
-             const Target *target, int64_t steps, int64_t begin, int64_t end,
+/* Gradient steps as by `epoch`, but down the Huber loss of Q(s, a) - target, times the weights, on
+ * minibatches of one size in the samples' own order. `taken` steps were taken before the first.
+ * Writes each sample's loss, its absolute error and Q(s, a) to `numbers`, [minibatches, 3, rows].
+ * `room` holds 12 bytes for each row of a slice. */
+void q_steps(const Network *network, const Epoch *epoch, const Optimizer *own,
+             const Target *target, int64_t taken, int64_t begin, int64_t end,
              const double *factors, float *workspace, int64_t *room, float *numbers) {
-    int64_t width = width_of(network), inputs = network->layers[0].inputs, all = from->rows;
-    float *targets = (float *)(room + from->slice_rows);
+    int64_t width = width_of(network), all = epoch->steps / epoch->minibatches;
+    const Samples *samples = &epoch->samples;
+    const int32_t *actions = samples->data[ACTIONS];
+    const float *weights = samples->data[WEIGHTS];
+    float *targets = (float *)(room + epoch->slice_rows);
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
         for (int64_t i = 0; i < own->size; i++) own->gradient[i] = 0;
         float *losses = numbers + minibatch * 3 * all, *errors = losses + all;
-        for (int64_t start = 0; start < all; start += from->slice_rows) {
-            int64_t rows = all - start < from->slice_rows ? all - start : from->slice_rows;
+        for (int64_t start = 0; start < all; start += epoch->slice_rows) {
+            int64_t rows = all - start < epoch->slice_rows ? all - start : epoch->slice_rows;
             int64_t first = minibatch * all + start;
-            q_targets(network, own->parameters, target, from, first, rows, workspace, room, targets);
-            const float *x = from->observations + first * inputs;
+            q_targets(network, own->parameters, target, samples, first, rows, workspace, room,
+                      targets);
+            const float *x = (const float *)samples->data[INPUTS] + first * network->layers[0].inputs;
             const float *values = layers_forward(network, own->parameters, x, rows, workspace);
             float *gradient = gradients(network, 0, rows, workspace);
             for (int64_t i = 0; i < rows * width; i++) gradient[i] = 0;
             for (int64_t i = 0; i < rows; i++) {
-                int64_t place = i * width + from->actions[first + i];
+                int64_t place = i * width + actions[first + i];
                 float error = values[place] - targets[i], size = absolute(error);
-                float weight = from->weights ? from->weights[first + i] : 1;
-                float clipped = size > 1 ? 1 : size;
+                float weight = weights ? weights[first + i] : 1, clipped = size > 1 ? 1 : size;
                 losses[start + i] = weight * clipped * (size - 0.5f * clipped);
                 errors[start + i] = size;
                 errors[all + start + i] = values[place];
@@ -776,7 +742,7 @@ void q_steps(const Network *network, const Transitions *from, const Optimizer *o
         }
         double share = 1.0 / all;
         descend(own, share, norm(own->gradient, own->size) * share, factors + 2 * minibatch);
-        if ((steps + minibatch + 1) % target->period == 0)
+        if ((taken + minibatch + 1) % target->period == 0)
             follow(target->parameters, own->parameters, target->tau, own->size);
     }
 }

@@ -4,9 +4,10 @@ structures as ctypes has them."""
 from __future__ import annotations
 
 import platform
-from ctypes import CDLL, POINTER, Structure, c_double, c_float, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +21,11 @@ TARGETS: dict[str, dict[str, frozenset[str]]] = {
     },
     "aarch64": {"generic": frozenset()},
 }
-# The columns of samples, in the order of core.c, and their types.
-COLUMNS = {
-    "inputs": np.float32,
-    "actions": np.float32,
-    "action_masks": np.uint8,
-    "advantages": np.float32,
-    "log_probs": np.float32,
-    "weights": np.float32,
-    "targets": np.float32,
-}
+# The columns of samples, in the order of core.c.
+COLUMNS = (
+    *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "targets"),
+    *("next_inputs", "rewards", "discounts"),
+)
 # The numbers of a loss, in the order of core.c.
 NUMBERS = "loss", "entropy", "kl"
 
@@ -40,10 +36,23 @@ def _structure(name: str, **fields: type) -> type[Structure]:
     return type(name, (Structure,), {"_fields_": pairs})
 
 
+def address(array: np.ndarray | None) -> int | None:
+    """Where an array begins, for a field of a structure."""
+    return None if array is None else array.ctypes.data
+
+
+class _Pointer:
+    """An argument that is an array, a structure or None."""
+
+    @classmethod
+    def from_param(cls, value: np.ndarray | Structure | None) -> Any:
+        return byref(value) if isinstance(value, Structure) else c_void_p(address(value))
+
+
 _P, _N, _R = c_void_p, c_int64, c_double
 _PLACES = "inputs__outputs__weight__bias__norm_weight__norm_bias__activation"
 Layer = _structure("Layer", **{_PLACES: _N}, epsilon=_R)
-Head = _structure("Head", kind__log_std__factors=_N, choices__scale=_P)
+Head = _structure("Head", kind__factors=_N, choices__scale=_P)
 Network = _structure("Network", count=_N, layers=POINTER(Layer), head=Head)
 Loss = _structure("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
 Samples = _structure("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
@@ -51,21 +60,19 @@ Optimizer = _structure(
     "Optimizer", parameters__gradient__first__second=_P, size=_N, max_grad_norm__max_kl=_R
 )
 Epoch = _structure("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
-
-_COLUMNS = "observations__next_observations__rewards__discounts__weights__actions__next_masks"
-Transitions = _structure("Transitions", **{_COLUMNS: _P}, rows__mask_bytes__slice_rows=_N)
 Target = _structure("Target", parameters=_P, period__doubled=_N, tau=_R)
 
 # The types of each function's arguments, and of its result.
+_A = _Pointer
 _FUNCTIONS = {
-    "workspace_size": ((_P, _N), _N),
-    "forward": ((_P, _P, _P, _N, _P, _P, _P), None),
-    "backward": ((_P, _P, _P, _N, _P, _P, _P, _P, _P), None),
-    "add_gradient": ((_P, _P, _P, _P, _N, _P, _P, _P), None),
-    "epoch": ((_P, _P, _P, _P, _N, _N, _P, _P, _P, _P), _N),
-    "q_steps": ((_P, _P, _P, _P, _N, _N, _N, _P, _P, _P, _P), None),
-    "adam": ((_P, _P, _P, _P, _R, _R, _R, _N), None),
-    "follow": ((_P, _P, _R, _N), None),
+    "workspace_size": ((_A, _N), _N),
+    "forward": ((_A, _A, _A, _N, _A, _A, _A), None),
+    "backward": ((_A, _A, _A, _N, _A, _A, _A, _A, _A), None),
+    "add_gradient": ((_A, _A, _A, _A, _N, _A, _A, _A), None),
+    "epoch": ((_A, _A, _A, _A, _N, _N, _A, _A, _A, _A), _N),
+    "q_steps": ((_A, _A, _A, _A, _N, _N, _N, _A, _A, _A, _A), None),
+    "adam": ((_A, _A, _A, _A, _R, _R, _R, _N), None),
+    "follow": ((_A, _A, _R, _N), None),
 }
 
 

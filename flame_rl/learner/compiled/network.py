@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from ctypes import POINTER, byref, cast
+from collections.abc import Collection, Iterator, Sequence
+from ctypes import POINTER, cast
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from flame_rl.learner.compiled.library import (
     Optimizer,
     Samples,
     Target,
-    Transitions,
+    address,
     library,
 )
 from flame_rl.learner.training.adam import Adam
@@ -31,6 +32,20 @@ from flame_rl.system.signals import end_if_stopped
 
 ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
 HEADS = {"raw": 0, "value": 1, "gaussian": 2, "categorical": 3}
+# The columns of actions that a head takes, those that a loss may take, and what those of action
+# values are called in replay.
+_HEAD_COLUMNS = {
+    "raw": (),
+    "value": (),
+    "gaussian": ("actions",),
+    "categorical": ("actions", "action_masks"),
+}
+_LOSS_COLUMNS = "advantages", "log_probs", "weights", "targets"
+_TRANSITION_COLUMNS = {
+    "inputs": "observations",
+    "next_inputs": "next_observations",
+    "action_masks": "next_action_masks",
+}
 LOSSES = {"policy_gradient": 0, "clipped": 1, "squared_error": 2}
 # Numbers of a workspace that stays in a core's own cache, and the least rows of a slice, so that
 # transposing weights costs little.
@@ -46,13 +61,11 @@ class CompiledHead:
 
     Attributes:
         kind: a key of `HEADS`.
-        log_std: where the parameters of that name begin among all, of a Gaussian.
         choices: int32 [F], of a categorical distribution the number of choices of each factor.
         scale: float32 [], of values.
     """
 
     kind: str
-    log_std: int = 0
     choices: np.ndarray | None = None
     scale: np.ndarray | None = None
 
@@ -103,12 +116,18 @@ class CompiledNetwork(plain.Network):
         self._head, self._parameters = head, parameters
         self._select, self._normalizer = select, normalizer
         self._inputs, self._outputs = self._layers[0].inputs, self._layers[-1].outputs
-        choices, scale = head.choices, head.scale
-        own = Head(HEADS[head.kind], head.log_std, 0 if choices is None else len(choices))
-        own.choices, own.scale = (a if a is None else a.ctypes.data for a in (choices, scale))
-        layers_pointer = cast(self._layers, POINTER(Layer))
-        self._network = Network(len(layers), layers_pointer, own)
-        self._address = byref(self._network)
+        factors = 1 if head.choices is None else len(head.choices)
+        own = Head(HEADS[head.kind], factors, *map(address, (head.choices, head.scale)))
+        # Types and widths of the columns that differ from one float32 in a row.
+        self._kinds = {
+            "inputs": (np.float32, self._inputs),
+            "next_inputs": (np.float32, self._inputs),
+            "actions": (np.int32, factors),
+            "action_masks": (np.uint8, -(-self._outputs // 8)),
+        }
+        if head.kind == "gaussian":
+            self._kinds["actions"] = np.float32, self._outputs
+        self._network = Network(len(layers), cast(self._layers, POINTER(Layer)), own)
         per_row = sum(2 * each.outputs for each in self._layers) + 2 * max(
             max(each.inputs, each.outputs) for each in self._layers
         )
@@ -123,33 +142,26 @@ class CompiledNetwork(plain.Network):
         return self.forward(samples).outputs
 
     def forward(self, samples: plain.Samples) -> CompiledPass:
-        rows = plain.rows_of(samples)
-        columns = self._columns(samples, ("actions", "action_masks"), rows)
-        policy = self._head.kind in ("gaussian", "categorical")
-        shape = (rows, self._outputs) if self._head.kind == "raw" else (rows,)
-        outputs = tuple(np.empty(shape, np.float32) for _ in range(1 + policy))
+        rows, kind = plain.rows_of(samples), self._head.kind
+        columns = self._columns(samples, _HEAD_COLUMNS[kind], rows)
+        shape = (rows, self._outputs) if kind == "raw" else (rows,)
+        outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(_HEAD_COLUMNS[kind]))]
         workspace = self._workspace(rows)
-        second = outputs[1].ctypes.data if policy else None
-        self._library.forward(
-            *(self._address, self._parameters.ctypes.data, byref(columns.struct)),
-            *(rows, workspace.ctypes.data, outputs[0].ctypes.data, second),
-        )
-        return CompiledPass(self, columns, workspace, outputs, samples["inputs"].shape[-1])
+        arguments = self._network, self._parameters, columns, rows, workspace
+        self._library.forward(*arguments, *(*outputs, None)[:2])
+        return CompiledPass(self, arguments, tuple(outputs), samples["inputs"].shape[-1])
 
     def differentiate(
         self, loss: plain.Loss, samples: plain.Samples, gradient: np.ndarray
     ) -> dict[str, float]:
         if not isinstance(loss, plain.NativeLoss):
             return super().differentiate(loss, samples, gradient)
-        rows = plain.rows_of(samples)
-        columns = self._columns(samples, COLUMNS, rows)
-        numbers, workspace = np.zeros(len(NUMBERS)), self._workspace(rows)
+        rows, numbers = plain.rows_of(samples), np.zeros(len(NUMBERS))
+        names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
+        columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)
-        self._library.add_gradient(
-            *(self._address, self._parameters.ctypes.data, byref(_loss(loss))),
-            *(byref(columns.struct), rows, workspace.ctypes.data),
-            *(gradient.ctypes.data, numbers.ctypes.data),
-        )
+        network = self._network, self._parameters, _loss(loss)
+        self._library.add_gradient(*network, columns, rows, workspace, gradient, numbers)
         return dict(zip(loss.numbers, numbers.tolist(), strict=False))
 
     def has_epochs(self, loss: plain.Loss) -> bool:
@@ -159,22 +171,20 @@ class CompiledNetwork(plain.Network):
         self, loss: plain.NativeLoss, adam: Adam, epoch: Steps, config: StepConfig
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.descend`."""
-        steps, count = epoch.steps, epoch.count
-        slice_rows = self._even(epoch.largest)
-        columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, COLUMNS, steps)
+        names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
+        columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, names, epoch.steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
-        addresses = (each.ctypes.data for each in (rows, order))
-        steps_struct = Epoch(columns.struct, *addresses, steps, count, slice_rows)
-        optimizer, own_loss = _optimizer(adam, config), _loss(loss)
-        room = np.empty(slice_rows * sum(columns.struct.bytes) + 64 * len(COLUMNS), np.uint8)
-        factors = np.array(adam.factors(count, config.learning_rate))
-        numbers, workspace = np.zeros((count, len(NUMBERS) + 1)), self._workspace(slice_rows)
-        structs = map(byref, (own_loss, steps_struct, optimizer))
-        arguments = self._address, *structs
+        slice_rows = self._even(epoch.largest)
+        places = address(rows), address(order)
+        steps = Epoch(columns, *places, epoch.steps, epoch.count, slice_rows)
+        numbers = np.zeros((epoch.count, len(NUMBERS) + 1))
+        room = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
+        factors = np.array(adam.factors(epoch.count, config.learning_rate))
+        structs = self._network, _loss(loss), steps, _optimizer(adam, config)
+        arrays = factors, self._workspace(slice_rows), room, numbers
         done = 0
-        for begin, end in _calls(count, epoch.largest, adam):
-            addresses = (each.ctypes.data for each in (factors, workspace, room, numbers))
-            taken = self._library.epoch(*arguments, begin, end, *addresses)
+        for begin, end in _calls(epoch.count, epoch.largest, adam):
+            taken = self._library.epoch(*structs, begin, end, *arrays)
             adam.steps += taken
             done = begin + taken
             if done < end:
@@ -200,32 +210,19 @@ class CompiledNetwork(plain.Network):
             The numbers of `q_loss`, [K, B] each.
         """
         count, rows = samples["rewards"].shape
-        columns = {
-            name: _array(self._selected(samples[name]), np.float32, count * rows, self._inputs)
-            for name in ("observations", "next_observations")
-        }
-        for name in ("rewards", "discounts", "weights"):
-            if name in samples:
-                columns[name] = _array(samples[name], np.float32, count * rows)
-        columns["actions"] = _array(samples["actions"], np.int32, count * rows)
-        mask_bytes = -(-self._outputs // 8)
-        if "next_action_masks" in samples:
-            masks = samples["next_action_masks"]
-            columns["next_masks"] = _array(masks, np.uint8, count * rows, mask_bytes)
-        transitions = Transitions(**{name: each.ctypes.data for name, each in columns.items()})
+        names = {name: name for name in COLUMNS} | _TRANSITION_COLUMNS
+        flat = {n: samples[o].reshape(count * rows, -1) for n, o in names.items() if o in samples}
         slice_rows = self._even(rows)
-        transitions.rows, transitions.mask_bytes = rows, mask_bytes
-        transitions.slice_rows = slice_rows
-        parameters = target.parameters.ctypes.data
-        follower = Target(parameters, target.period, target.double, target.tau)
-        structs = map(byref, (transitions, _optimizer(adam, config), follower))
-        arguments = self._address, *structs
+        columns = self._columns(flat, flat, count * rows)
+        steps = Epoch(columns, None, None, count * rows, count, slice_rows)
+        follower = Target(address(target.parameters), target.period, target.double, target.tau)
         factors = np.array(adam.factors(count, config.learning_rate))
         numbers = np.empty((count, 3, rows), np.float32)
-        arrays = factors, self._workspace(slice_rows), np.empty(2 * slice_rows, np.int64), numbers
-        addresses = [each.ctypes.data for each in arrays]
+        structs = self._network, steps, _optimizer(adam, config), follower
+        room = np.empty(2 * slice_rows, np.int64)
+        arrays = factors, self._workspace(slice_rows), room, numbers
         for begin, end in _calls(count, rows, adam):
-            self._library.q_steps(*arguments, adam.steps - begin, begin, end, *addresses)
+            self._library.q_steps(*structs, adam.steps - begin, begin, end, *arrays)
             adam.steps += end - begin
         return dict(zip(("loss", "td_error", "value"), numbers.swapaxes(0, 1), strict=True))
 
@@ -234,86 +231,58 @@ class CompiledNetwork(plain.Network):
         takes most of its time."""
         return -(-rows // -(-rows // self.slice_rows))
 
-    def _selected(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(x) if self._select is None else x.take(self._select, axis=-1)
-
     def _workspace(self, rows: int) -> np.ndarray:
-        return np.empty(self._library.workspace_size(self._address, rows), np.float32)
+        return np.empty(self._library.workspace_size(self._network, rows), np.float32)
 
-    def _columns(self, samples: plain.Samples, names: Sequence[str], rows: int) -> _Columns:
-        """The inputs and the columns of these names, where they are there."""
-        # Those of actions are for a policy's head; the others' losses may have some of any shape.
-        ignored = {"gaussian": {"action_masks"}, "categorical": set()}
-        ignored = ignored.get(self._head.kind, {"actions", "action_masks"})
-        names = [name for name in names if name not in ignored]
-        x = self._selected(samples["inputs"])
-        arrays = [_array(x, np.float32, len(x), self._inputs)]
-        for name in names:
-            column = samples.get(name)
-            if name == "inputs" or column is None:
+    def _columns(self, samples: plain.Samples, names: Collection[str], rows: int) -> Samples:
+        """The inputs and the columns of these names, where they are there; the arrays that the
+        structure points to are its attribute `arrays`."""
+        columns = Samples()
+        columns.arrays = []
+        for place, name in enumerate(COLUMNS):
+            if name not in samples or name not in ("inputs", *names):
                 continue
-            choice = name == "actions" and self._head.kind == "categorical"
-            widths = {"actions": len(self._head.choices) if choice else self._outputs}
-            widths["action_masks"] = -(-self._outputs // 8)
-            dtype = np.int32 if choice else COLUMNS[name]
-            arrays.append(_array(column, dtype, rows, widths.get(name, 1)))
-        present = ["inputs", *(n for n in names if n != "inputs" and samples.get(n) is not None)]
-        struct = Samples()
-        for name, array in zip(present, arrays, strict=True):
-            place = list(COLUMNS).index(name)
-            struct.data[place], struct.bytes[place] = array.ctypes.data, array[:1].nbytes
-        return _Columns(struct, arrays)
-
-    def _backward(
-        self,
-        forward: CompiledPass,
-        gradients: tuple[plain.Gradient, ...],
-        gradient: np.ndarray | None,
-        of_inputs: np.ndarray | None,
-    ) -> None:
-        of_outputs = [
-            _array(np.broadcast_to(each, output.shape), np.float32, *output.shape)
-            for each, output in zip(gradients, forward.outputs, strict=True)
-        ]
-        arrays = (*(*of_outputs, None)[:2], gradient, of_inputs)
-        self._library.backward(
-            *(self._address, self._parameters.ctypes.data, byref(forward.columns.struct)),
-            *(len(forward.outputs[0]), forward.workspace.ctypes.data),
-            *(each if each is None else each.ctypes.data for each in arrays),
-        )
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Columns as core.c takes them, and the arrays that they point to."""
-
-    struct: Samples
-    arrays: list[np.ndarray]
+            column = samples[name]
+            if self._select is not None and name in ("inputs", "next_inputs"):
+                column = np.asarray(column).take(self._select, axis=-1)
+            dtype, width = self._kinds.get(name, (np.float32, 1))
+            # The inputs of an epoch have rows of their own.
+            array = _array(column, dtype, len(column) if name == "inputs" else rows, width)
+            columns.arrays.append(array)
+            columns.data[place], columns.bytes[place] = address(array), array[:1].nbytes
+        return columns
 
 
 @dataclass(frozen=True)
 class CompiledPass:
-    """See `flame_rl.learner.training.network.Pass`; it can go back once. `width` is that of the
-    samples' inputs."""
+    """See `flame_rl.learner.training.network.Pass`; it can go back once. `arguments` are those of
+    core.c's `forward`; `width` is that of the samples' inputs."""
 
     network: CompiledNetwork
-    columns: _Columns
-    workspace: np.ndarray
+    arguments: tuple[Any, ...]
     outputs: tuple[np.ndarray, ...]
     width: int
 
     def backward(self, gradients: tuple[plain.Gradient, ...], gradient: np.ndarray) -> None:
         gradient.fill(0)
-        self.network._backward(self, gradients, gradient, None)
+        self._back(gradients, gradient, None)
 
     def backward_inputs(self, gradients: tuple[plain.Gradient, ...]) -> np.ndarray:
-        result = np.empty_like(self.columns.arrays[0])
-        self.network._backward(self, gradients, None, result)
-        if self.network._select is None:
+        network = self.network
+        result = np.empty((len(self.outputs[0]), network._inputs), np.float32)
+        self._back(gradients, None, result)
+        if network._select is None:
             return result
         whole = np.zeros((len(result), self.width), np.float32)
-        np.add.at(whole, (slice(None), self.network._select), result)
+        np.add.at(whole, (slice(None), network._select), result)
         return whole
+
+    def _back(self, gradients: tuple[plain.Gradient, ...], *results: np.ndarray | None) -> None:
+        of_outputs = [
+            _array(np.broadcast_to(each, output.shape), np.float32, *output.shape)
+            for each, output in zip(gradients, self.outputs, strict=True)
+        ]
+        self.network._library.backward(*self.arguments, *(*of_outputs, None)[:2], *results)
 
 
 def _loss(loss: plain.NativeLoss) -> Loss:
@@ -323,7 +292,7 @@ def _loss(loss: plain.NativeLoss) -> Loss:
 def _optimizer(adam: Adam, config: StepConfig) -> Optimizer:
     arrays = adam.parameters, adam.gradient, *adam.sums
     limits = adam.parameters.size, config.max_grad_norm, config.max_kl
-    return Optimizer(*(each.ctypes.data for each in arrays), *limits)
+    return Optimizer(*map(address, arrays), *limits)
 
 
 def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:

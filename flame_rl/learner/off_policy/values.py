@@ -293,24 +293,18 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
     return np.einsum("bij,bij->b", weighted, errors) / quantiles, gradient
 
 
-def dueling_gradient(gradient: np.ndarray, atoms: int = 1) -> np.ndarray:
-    """The gradient for the input of `dueling`, given that for its output: [B, A * Z] ->
-    [B, (1 + A) * Z]."""
-    rows = len(gradient)
-    by_action = gradient.reshape(rows, -1, atoms)
-    value = by_action.sum(axis=1, keepdims=True)
-    advantages = by_action - value / by_action.shape[1]
-    return np.concatenate([value, advantages], axis=1).reshape(rows, -1)
-
-
 def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
-    """The loss of a duelling network: `loss` after `dueling`."""
+    """The loss of a duelling network, whose output is [B, (1 + A) * Z]: `loss` after `dueling`."""
 
     def whole(
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         numbers, (gradient,) = loss(samples, dueling(outputs, atoms))
-        return numbers, (dueling_gradient(gradient, atoms),)
+        by_action = gradient.reshape(len(outputs), -1, atoms)
+        value = by_action.sum(axis=1, keepdims=True)
+        advantages = by_action - value / by_action.shape[1]
+        gradient = np.concatenate([value, advantages], axis=1)
+        return numbers, (gradient.reshape(outputs.shape),)
 
     return whole
 

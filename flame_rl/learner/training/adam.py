@@ -34,8 +34,7 @@ def take_step(
     (sqrt(second) + epsilon). `factors` are epsilon and rate."""
     compiled = library()
     if compiled is not None:
-        addresses = (each.ctypes.data for each in (parameters, gradient, *sums))
-        compiled.adam(*addresses, 1.0, *factors, parameters.size)
+        compiled.adam(parameters, gradient, *sums, 1.0, *factors, parameters.size)
         return
     epsilon, rate = map(np.float32, factors)
     gains = gradient, np.square(gradient)
@@ -54,7 +53,7 @@ def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
     elif compiled is None:
         parameters += (others - parameters) * np.float32(tau)
     else:
-        compiled.follow(parameters.ctypes.data, others.ctypes.data, tau, parameters.size)
+        compiled.follow(parameters, others, tau, parameters.size)
 
 
 class Adam:

@@ -8,13 +8,13 @@ come back as arrays, so that only a network knows the device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import SideBySide, Stacks, as_array
+from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
@@ -87,10 +87,11 @@ class AutogradNetwork(Network):
         """Give the twin the parameters and buffers that the module has now."""
         if self._module is self._trained:
             return
-        for own, given in zip(_numbers(self._module), _numbers(self._trained), strict=True):
+        given = self._trained.state_dict()
+        for name, own in self._module.state_dict().items():
             # By `data`, because an earlier pass may still be without its backward pass, which
             # autograd refuses where it has seen a tensor change.
-            own.data.copy_(given)
+            own.data.copy_(given[name])
 
 
 class SequenceNetwork(AutogradNetwork):
@@ -196,18 +197,11 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     torch.get_num_threads()
     if isinstance(samples.get("inputs"), Stacks):
         samples = samples | {"missing": samples["inputs"].missing()}
-    tensors = {name: _tensor_of(column, device) for name, column in samples.items()}
+    tensors = {n: torch.from_numpy(as_array(c)).to(device) for n, c in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()
         for n, t in tensors.items()
     }
-
-
-def _tensor_of(column: np.ndarray | SideBySide | Stacks, device: torch.device) -> Tensor:
-    if isinstance(column, SideBySide):  # bytes go to the device as bytes
-        inputs = [torch.from_numpy(each).to(device).float() for each in column.inputs]
-        return torch.cat(inputs, dim=-1)
-    return torch.from_numpy(as_array(column)).to(device)
 
 
 def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | None) -> int:
@@ -218,11 +212,6 @@ def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | N
         most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
     numbers = sum(sum(layer.sizes().values()) for layer in layers)
     return min(most, max(1, limit // (4 * numbers))) if numbers else most
-
-
-def _numbers(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _flat(shares: Sequence[Tensor]) -> np.ndarray:

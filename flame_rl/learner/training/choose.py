@@ -6,9 +6,10 @@ shared parameter, goes through torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -69,16 +70,14 @@ def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork
 # The time of torch in that of compiled code, for two layers of 64 units and 64 steps.
 _TORCH = 16
 
-# For the exact type of a network: what a loss sees of its output.
-HEADS: dict[type[nn.Module], Callable[[nn.Module], CompiledHead]] = {
-    PolicyNetwork: lambda module: CompiledHead("raw"),
-    ActionValueNetwork: lambda module: CompiledHead("raw"),
-    CriticNetwork: lambda module: CompiledHead("raw"),
-    ValueNetwork: lambda module: CompiledHead("value", scale=module.scale.numpy()),
-    CategoricalPolicy: lambda module: CompiledHead(
-        "categorical", choices=np.array(module.choices, np.int32)
-    ),
-    GaussianPolicy: lambda module: CompiledHead("gaussian", log_std=_place(module, module.log_std)),
+# For the exact type of a network: what a loss sees of its output; see `CompiledHead`.
+HEADS: dict[type[nn.Module], str] = {
+    PolicyNetwork: "raw",
+    ActionValueNetwork: "raw",
+    CriticNetwork: "raw",
+    ValueNetwork: "value",
+    CategoricalPolicy: "categorical",
+    GaussianPolicy: "gaussian",
 }
 
 
@@ -87,88 +86,70 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     the types of the module and of its layers do not say that this is the same."""
     if library() is None or type(module) not in HEADS or not _is_plain(module):
         return None
-    if type(module.network) is not nn.Sequential:
-        return None
-    normalizer, layers = module.normalizer, list(module.network)
-    if type(module) is CriticNetwork:  # its inputs are more than observations
-        known = type(normalizer) is nn.Identity and type(module.features) is nn.Sequential
-        known = known and not len(module.features)
-    else:
-        known = type(module.frames) is nn.Identity
-        known = known and type(normalizer) in (nn.Identity, ObservationNormalizer)
-    twice = len(set(layers)) < len(layers)
-    if not known or twice:
-        return None
+    head, width, expected = CompiledHead(HEADS[type(module)]), None, []
+    if type(module) is ValueNetwork:
+        head, width = replace(head, scale=module.scale.numpy()), 1
+    elif type(module) is CategoricalPolicy:
+        head = replace(head, choices=np.array(module.choices, np.int32))
+        width = sum(module.choices)
+    elif type(module) is GaussianPolicy:
+        width, expected = module.log_std.numel(), [module.log_std]
+    place, layers = sum(each.numel() for each in expected), list(module.network)
     select = layers.pop(0).places.numpy() if layers and type(layers[0]) is Select else None
     fields: list[dict[str, float]] = []
     while layers:
         dense = layers.pop(0)
-        if type(dense) is not Dense or dense.bias is None:
+        if type(dense) is not Dense:
             return None
-        own = {"inputs": dense.in_features, "outputs": dense.out_features, "norm_weight": -1}
-        own |= {name: _place(module, getattr(dense, name)) for name in ("weight", "bias")}
+        inputs, outputs = dense.in_features, dense.out_features
+        own = {"inputs": inputs, "outputs": outputs, "weight": place, "norm_weight": -1}
+        own["bias"] = place + inputs * outputs
+        place += (inputs + 1) * outputs
+        expected += dense.weight, dense.bias
         if layers and type(layers[0]) is LayerNorm:
             norm = layers.pop(0)
-            own |= {
-                f"norm_{name}": _place(module, getattr(norm, name)) for name in ("weight", "bias")
-            }
-            own["epsilon"] = norm.eps
+            own |= {"norm_weight": place, "norm_bias": place + outputs, "epsilon": norm.eps}
+            place += 2 * outputs
+            expected += norm.weight, norm.bias
         if layers and type(layers[0]) is Activation and layers[0].name in ACTIVATIONS:
             own["activation"] = ACTIVATIONS[layers.pop(0).name]
         fields.append(own)
-    if not fields or not _fits(module, fields):
+    # Compiled code would read beyond layers that do not fit each other, or the head.
+    fit = all(one["outputs"] == other["inputs"] for one, other in pairwise(fields))
+    if not fields or not fit or width not in (None, fields[-1]["outputs"]):
         return None
-    parameters = next(module.parameters()).detach().numpy()
+    parameters = list(module.parameters())
+    if list(map(id, parameters)) != list(map(id, expected)):  # one more, or one of two layers
+        return None
+    first, last = parameters[0], parameters[-1]
+    if first.data_ptr() + 4 * place != last.data_ptr() + 4 * last.numel():  # not in one array
+        return None
     normalize = None
-    if type(normalizer) is ObservationNormalizer:
-        normalize = NormalizeLayer(**normalizer.views())
-    return CompiledNetwork(fields, HEADS[type(module)](module), parameters, select, normalize)
-
-
-def _fits(module: nn.Module, fields: list[dict[str, float]]) -> bool:
-    """Whether the layers fit each other and the head, and no other parameters are there: compiled
-    code would read beyond them."""
-    width = fields[-1]["outputs"]
-    of_head = {
-        ValueNetwork: lambda: 1,
-        CategoricalPolicy: lambda: sum(module.choices),
-        GaussianPolicy: lambda: module.log_std.numel(),
-    }
-    numbers = [each["outputs"] * (each["inputs"] + 1 + 2 * ("epsilon" in each)) for each in fields]
-    total = sum(numbers) + width * (type(module) is GaussianPolicy)
-    return (
-        all(one["outputs"] == other["inputs"] for one, other in pairwise(fields))
-        and width == of_head.get(type(module), lambda: width)()
-        and total == sum(parameter.numel() for parameter in module.parameters())
-    )
+    if type(module.normalizer) is ObservationNormalizer:
+        normalize = NormalizeLayer(**module.normalizer.views())
+    return CompiledNetwork(fields, head, first.detach().numpy(), select, normalize)
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether no submodule has hooks or a method of its own, and all parameters are trained, in
-    float32, each by one layer, and lie one after another in memory."""
+    """Whether nothing but known preprocessing is around the layers, no submodule has hooks or a
+    method of its own, and all parameters are trained, in float32."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     changed = any(
         any(getattr(each, name) for name in hooks) or any(map(callable, vars(each).values()))
         for each in module.modules()
     )
-    parameters = list(module.parameters())
-    named = sum(len(each._parameters) for each in module.modules())
     trained = all(
         each.dtype == torch.float32 and each.requires_grad and not each._backward_hooks
-        for each in parameters
+        for each in module.parameters()
     )
-    if changed or not trained or named != len(parameters) or not parameters:
-        return False
-    sizes = np.cumsum([0, *(4 * each.numel() for each in parameters)])
-    return all(
-        each.data_ptr() - parameters[0].data_ptr() == place and each.is_contiguous()
-        for each, place in zip(parameters, sizes, strict=False)
-    )
-
-
-def _place(module: nn.Module, parameter: nn.Parameter) -> int:
-    """Where a parameter begins among all, in numbers."""
-    return (parameter.data_ptr() - next(module.parameters()).data_ptr()) // 4
+    known = type(module.network) is nn.Sequential
+    if type(module) is CriticNetwork:  # its inputs are more than observations
+        known = known and type(module.features) is nn.Sequential and not len(module.features)
+        known = known and type(module.normalizer) is nn.Identity
+    else:
+        known = known and type(module.frames) is nn.Identity
+        known = known and type(module.normalizer) in (nn.Identity, ObservationNormalizer)
+    return known and trained and not changed
 
 
 def notices_of(modules: dict[str, nn.Module]) -> list[str]:
@@ -180,24 +161,18 @@ def notices_of(modules: dict[str, nn.Module]) -> list[str]:
             "The package was installed without its compiled library: torch trains the networks, "
             f"{slower}; reinstall it by `uv sync --reinstall-package flame-rl`"
         ]
-    unknown = dict.fromkeys(name for each in modules.values() for name in _unknown_layers(each))
+    unknown: dict[str, None] = {}
+    for module in modules.values():
+        always_torchs = (Convolution, FrameStack, *MEMORIES.values())
+        if isinstance(module, ObservationNetwork | CriticNetwork) and not any(
+            isinstance(each, always_torchs) for each in module.modules()
+        ):
+            layers = list(module.network)
+            if any(isinstance(layer, nn.Linear) for layer in layers):
+                known = (Dense, LayerNorm, Activation, Select)
+                unknown |= dict.fromkeys(type(x).__name__ for x in layers if type(x) not in known)
     return [
         f"{name} is a layer that compiled code does not know: torch trains its networks, {slower}; "
         "see docs/add-a-layer.md"
         for name in unknown
     ]
-
-
-def _unknown_layers(module: nn.Module) -> list[str]:
-    """The classes that keep a network of dense layers from compiled code; none of a network that
-    is always torch's, with convolutions, a memory or stacked frames."""
-    always_torchs = (Convolution, FrameStack, *MEMORIES.values())
-    if not isinstance(module, ObservationNetwork | CriticNetwork):
-        return []
-    if any(isinstance(each, always_torchs) for each in module.modules()):
-        return []
-    layers = list(module.network)
-    if not any(isinstance(layer, nn.Linear) for layer in layers):
-        return []
-    known = (Dense, LayerNorm, Activation, Select)
-    return [type(layer).__name__ for layer in layers if type(layer) not in known]

@@ -82,13 +82,13 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
         seed: of torch's random numbers in the block; None: they must not be drawn.
 
     Raises:
-        UsageError: they were drawn; or torch does not say how precisely it computes.
+        UsageError: they were drawn.
     """
     with _ONE_AT_A_TIME, ONE_BLAS_THREAD, ExitStack() as settings:
         changes = [
             (torch.set_num_threads, torch.get_num_threads(), 1),
             (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
-            (torch.set_float32_matmul_precision, _matmul_precision(), "highest"),
+            (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision(), "highest"),
             # Which computes recurrent layers; its `flags` sets what else there is to set.
             (partial(setattr, onednn, "enabled"), onednn.enabled, True),
         ]
@@ -119,13 +119,3 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
                 "dropout, or another thread of the program draws torch's: the same seed would not "
                 "give the same result; leave them out"
             )
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError as error:  # which is about two ways to set it
-        raise UsageError(
-            "torch.backends: an fp32_precision is not 'ieee', and networks are trained in float32; "
-            "set it so, or leave it as it was at first, 'none'"
-        ) from error

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import chain
-
 import numpy as np
 
 from flame_rl.learner.state import count_in
 from flame_rl.learner.training.frames import SideBySide
-from flame_rl.learner.training.slices import at_once
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
 _LEAST_STD = 1e-6
@@ -44,13 +39,12 @@ class RunningMoments:
     def update(self, rows: np.ndarray | SideBySide) -> None:
         """Add rows, [N, D] of any type."""
         block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
-        blocks = [rows[start : start + block] for start in range(0, len(rows), block)]
-        middle = len(blocks) // 2
-        halves = [blocks[:middle], blocks[middle:]] if middle else [blocks]
-        # Two cores compute, one adds up in order, so that the bits do not depend on their number.
-        moments = at_once([partial(_moments_of, half) for half in halves])
-        for each in chain.from_iterable(moments):
-            self._add(*each)
+        for start in range(0, len(rows), block):
+            own = np.asarray(rows[start : start + block], np.float64)
+            # Infinite rows become NaN here, and the learner refuses the update.
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = own.mean(axis=0)
+                self._add(len(own), mean, np.square(own - mean).sum(axis=0))
 
     def _add(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
         total = self.count + count
@@ -70,17 +64,3 @@ class RunningMoments:
                 raise ValueError(f"{name}: {state[name].shape}, not {self.mean.shape}")
         self.count = count_in(state, "count")
         self.mean, self._squares = state["mean"].copy(), state["squares"].copy()
-
-
-def _moments_of(
-    blocks: Sequence[np.ndarray | SideBySide],
-) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """The number of rows, mean, and summed squared differences from it, for each block."""
-    results = []
-    for block in blocks:
-        rows = np.asarray(block, np.float64)
-        # Infinite rows become NaN here, and the learner refuses the update.
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = rows.mean(axis=0)
-            results.append((len(rows), mean, np.square(rows - mean).sum(axis=0)))
-    return results

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.adam import Adam, follow
@@ -32,7 +32,7 @@ class TrainedNetwork:
         """`choose` makes `network`; see choose.py."""
         self.module, self.choose = module, choose
         # First, because it moves the parameters to one array.
-        self.adam = adam_of(module)
+        self.adam = Adam(flat_parameters(module))
         self.network = choose(module)
 
     def descend(
@@ -88,16 +88,6 @@ class TargetNetwork:
         follow(self.parameters, self._trained.adam.parameters, tau)
 
 
-def adam_of(module: nn.Module) -> Adam:
-    """An Adam whose `parameters` and `gradient` the module's parameters and their `.grad` become
-    views of."""
-    adam = Adam(flat_parameters(module))
-    views = views_of(module, adam.gradient)
-    for parameter, view in zip(module.parameters(), views, strict=True):
-        parameter.grad = view
-    return adam
-
-
 def flat_parameters(module: nn.Module) -> np.ndarray:
     """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
     views of it. Raises UsageError for parameters of another type."""
@@ -107,17 +97,12 @@ def flat_parameters(module: nn.Module) -> np.ndarray:
                 f"model.py: {name} of {type(module).__name__} is {parameter.dtype}, and networks "
                 "are trained in float32; make it with dtype=torch.float32"
             )
-    flat = np.concatenate([p.detach().reshape(-1).numpy() for p in module.parameters()])
-    for parameter, view in zip(module.parameters(), views_of(module, flat), strict=True):
-        parameter.data = view
-    return flat
-
-
-def views_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
-    """Views of a flat array, each in the shape of one of the module's parameters."""
     parameters = list(module.parameters())
-    views = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
-    return [view.view_as(p) for view, p in zip(views, parameters, strict=True)]
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    views = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, view in zip(parameters, views, strict=True):
+        parameter.data = view.view_as(parameter)
+    return flat.numpy()
 
 
 class _ModuleState:
