@@ -56,7 +56,8 @@ class ProcessBackend:
                 began = time.monotonic()
                 limits = self.deadlines.limits(episodes)
                 answer = worker.collect(encoded, data, limits, over.is_set)
-                self.deadlines.learn(limits, time.monotonic() - began, answer)
+                seconds = time.monotonic() - began
+                self.deadlines.learn(limits, seconds, codec.failure_kind(answer))
                 return answer
             finally:
                 self._idle.put(worker)

@@ -36,11 +36,6 @@ def where_collected(config: TrainConfig) -> str | None:
     return f"No Flame cluster is configured; collecting {where}."
 
 
-def collects_elsewhere(config: TrainConfig) -> bool:
-    """Whether episodes are collected outside of this process."""
-    return is_distributed(config) or local_workers(config) > 0
-
-
 def local_workers(config: TrainConfig) -> int:
     """The number of worker processes on this machine: as set, or one per core."""
     if config.output.reproduce is not None or not isinstance(config.experiment.env, str):

@@ -118,13 +118,8 @@ class Tasks:
     def __init__(
         self, request: CollectRequest, sizes: Sequence[int], workers: int, in_flight: int
     ) -> None:
-        """
-        Args:
-            request: names all episodes.
-            sizes: the number of episodes in each task; their sum is that of the request.
-            workers: how many play.
-            in_flight: the most tasks that are sent and not yet answered.
-        """
+        """`sizes` are the numbers of episodes in each task, which sum to that of the request, and
+        `in_flight` the most tasks that are sent and not yet answered."""
         self._request = request
         self._workers = workers
         self._in_flight = in_flight
