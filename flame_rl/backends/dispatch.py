@@ -18,7 +18,6 @@ from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
-from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
@@ -27,10 +26,9 @@ from flame_rl.wire.messages import (
     Environment,
     EnvironmentSpec,
     Episodes,
-    PolicySnapshot,
     concatenate,
 )
-from flame_rl.wire.packing import Buffer, WireError
+from flame_rl.wire.packing import Buffer
 
 if TYPE_CHECKING:
     from flame_rl.backends import Listener
@@ -89,7 +87,6 @@ class Transport:
 
 
 def gather(
-    snapshot: PolicySnapshot,
     request: CollectRequest,
     transport: Transport,
     sizes: TaskSizes,
@@ -106,7 +103,6 @@ def gather(
     `sizes` splits the request, and learns how long that took; `stop` ends the wait when it is set.
     Raises as `Backend.collect` does; tasks may then still be in flight.
     """
-    refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
     count, agents = len(request.indices), request.agents
     tasks = Tasks(request, sizes.split(count), sizes.workers, transport.in_flight)
@@ -170,17 +166,6 @@ def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_
     if listener is not None:
         with contextlib.suppress(Exception):
             listener.collecting(request, episodes, env_steps)
-
-
-def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
-    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
-    try:
-        check_snapshot(snapshot)
-    except WireError as error:
-        raise UsageError(
-            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
-            "make the network in model.py of those, or smaller with --hidden-sizes"
-        ) from error
 
 
 def _one_by_one(

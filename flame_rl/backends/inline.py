@@ -47,7 +47,7 @@ class InlineBackend:
         with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
             transport = Transport(submit, in_flight=1)
-            return gather(snapshot, request, transport, TaskSizes(1), self._stop, self.listener)
+            return gather(request, transport, TaskSizes(1), self._stop, self.listener)
 
     def close(self) -> None:
         if self._simulator is not None:

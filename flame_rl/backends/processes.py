@@ -71,7 +71,7 @@ class ProcessBackend:
             "makes no other",
         )
         try:
-            collected = gather(snapshot, request, transport, self.sizes, self._stop, self.listener)
+            collected = gather(request, transport, self.sizes, self._stop, self.listener)
         finally:
             over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.

@@ -209,7 +209,9 @@ class Tasks:
         most: list[int] = []
         attempt = 1
         for task, began in self._sent.items():
-            expected = self._expected(len(task.request.indices))
+            count = len(task.request.indices)
+            known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
+            expected = statistics.median(known) if known else math.inf
             if now - began <= max(LATE * expected, expected + TASK_SECONDS):
                 continue
             places = self._places(task)
@@ -223,8 +225,3 @@ class Tasks:
         task = Task(replace(self._request, indices=tuple(end)), attempt)
         self._copies[self._places(task)] += 1
         return task
-
-    def _expected(self, count: int) -> float:
-        """The typical seconds of a task of this number of episodes; infinite if unknown."""
-        known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
-        return statistics.median(known) if known else math.inf

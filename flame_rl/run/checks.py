@@ -11,14 +11,15 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.wrapping import flags_of_environment
-from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
+from flame_rl.wire.fields import WireError
 from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
-from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 # Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
 # a policy and a value network.
@@ -28,23 +29,25 @@ _MANY = 1000
 
 
 def refuse_impossible_sizes(config: TrainConfig) -> None:
-    """Raise UsageError for more layers than actors take, or more weights than this machine has
-    memory for."""
-    experiment = config.experiment
-    widths, memory = experiment.hidden_sizes, experiment.memory != "none"
-    # A hidden layer is two layers of a policy, dense and activation; normalisation, stacked frames,
-    # what it observes, memory and output are further ones.
-    further = (experiment.frame_stack > 1) + bool(experiment.policy_observations) + memory
-    if len(widths) > (most := (MAX_LAYERS - 2 - further) // 2):
-        raise UsageError(
-            f"--hidden-sizes: {len(widths)} hidden layers, and actors take at most {most} here"
-        )
+    """Raise UsageError for more weights than this machine has memory for."""
+    widths = config.experiment.hidden_sizes
     needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     if needed > (there := physical_bytes()):
         raise UsageError(
             f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
             f"has {there / 1e9:.1f} GB; choose less"
         )
+
+
+def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
+    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
+    try:
+        check_snapshot(snapshot)
+    except WireError as error:
+        raise UsageError(
+            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
+            "make the network in model.py of those, or smaller with --hidden-sizes"
+        ) from error
 
 
 def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
@@ -135,14 +138,9 @@ def what_says_more(experiment: Experiment) -> str:
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the block needs a network that the user's own model.py lacks, and
-    where that file ends the program."""
+    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
     try:
         yield
-    except SystemExit as error:
-        raise UsageError(
-            f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
-        ) from error
     except (AttributeError, ImportError) as error:
         module = sys.modules.get("model")
         asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")

@@ -163,6 +163,7 @@ class Trainer:
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
+        checks.refuse_unless_it_can_act(self.learner.snapshot())
         self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)

@@ -64,7 +64,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
     transport = Transport(sent, in_flight, failed=failed)
     sizes = TaskSizes(in_flight)
     sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
-    return gather(SNAPSHOT, REQUEST, transport, sizes, stop or threading.Event())
+    return gather(REQUEST, transport, sizes, stop or threading.Event())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes

@@ -52,7 +52,7 @@ def run(tmp_path_factory):
         (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
         (
             ("--hidden-sizes", *["2"] * 32),
-            "--hidden-sizes: 32 hidden layers, and actors take at most 31",
+            "a policy of 66 layers, activations among them; at most 64 can act",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_after_its_end_a_trainer_says_so():
 def test_no_home_is_no_cluster():
     with (
         mock.patch.dict(os.environ, clear=True),
-        mock.patch("pathlib.Path.home", side_effect=RuntimeError("no home")),
+        mock.patch("pwd.getpwuid", side_effect=KeyError("no home")),
     ):
         assert not is_distributed(TrainConfig())
 

@@ -111,12 +111,9 @@ class FlameBackend:
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
-        worker = Worker(warn)
-        try:
+        with contextlib.closing(Worker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
             return describe_by(worker, environment, deadline, self._stop)
-        finally:
-            worker.close()
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         self._monitor.listener = self.listener
@@ -144,7 +141,7 @@ class FlameBackend:
                 self._transport_failed,
                 unusable=_UNUSABLE,
             )
-            collected = gather(snapshot, request, transport, self._sizes, self._stop, self.listener)
+            collected = gather(request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
         self._answers.tell(self._monitor.say)
@@ -222,8 +219,6 @@ class FlameBackend:
         """See what nodes and executors do, unless that was seen less than `pause` seconds ago, and
         react to it; returns whether it was seen now."""
         monitor = self._monitor
-        if self._bypass.open:
-            pause = min(pause, CHECK_SECONDS)
         if not monitor.ask(self._session.id, pause):
             return False
         if monitor.seen.alive >= monitor.wanted:

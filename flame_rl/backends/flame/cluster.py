@@ -112,17 +112,12 @@ def capacity_of(
 
 def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
     """Executors that claim no core may outnumber the cores."""
-    if not memory:
-        raise UsageError(
-            "--executors: no node of the cluster is ready, so that nothing is known of its memory; "
-            "start its executor managers first"
-        )
     share = memory_share(memory, executors)
     if share < LEAST_BYTES:
         most = sum(each // LEAST_BYTES for each in memory)
         raise UsageError(
-            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
-            f"which is too little for a simulator; at most {most}"
+            f"--executors: {executors} would have {share >> 20} MB of the memory of "
+            f"{len(memory)} ready nodes each, which is too little for a simulator; at most {most}"
         )
     return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
 

@@ -168,13 +168,9 @@ class ExecutorMonitor:
         soon, and when nothing does any more."""
         seen = self.seen
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
-        if settled and seen.troubles != self._said:
-            if seen.troubles:
-                self.say(f"{seen}. docs/cluster.md says what helps")
-            elif seen.working >= seen.wanted:
-                self.say(f"{seen}.")
-            else:
-                return
+        known = seen.troubles or seen.working >= seen.wanted
+        if settled and known and seen.troubles != self._said:
+            self.say(f"{seen}. docs/cluster.md says what helps" if seen.troubles else f"{seen}.")
             self._said = seen.troubles
 
     def silence(self, last_result: float) -> float:

@@ -78,14 +78,13 @@ class Session:
         began = time.monotonic()
         limits = deadlines.limits(episodes)
         weights = json.dumps(asdict(self._weights))
+        outer: Future[memoryview] = Future()
         try:
             task = self._service.collect(self._weights, request, tuple(limits), weights)
         except Exception as error:
             self.failures += 1
-            failed: Future[memoryview] = Future()
-            failed.set_exception(error)
-            return failed
-        outer: Future[memoryview] = Future()
+            outer.set_exception(error)
+            return outer
         self._in_flight.add(outer)
 
         def fetch(_: Future) -> None:
