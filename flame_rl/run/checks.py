@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.wrapping import flags_of_environment
+from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
@@ -138,9 +139,14 @@ def what_says_more(experiment: Experiment) -> str:
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
+    """Raise UsageError where the block needs a network that the user's own model.py lacks, and
+    where that file ends the program."""
     try:
         yield
+    except SystemExit as error:
+        raise UsageError(
+            f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
+        ) from error
     except (AttributeError, ImportError) as error:
         module = sys.modules.get("model")
         asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
