@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 from flame_rl.actor.worker.supervisor import Limits
-from flame_rl.wire import codec, packing
-from flame_rl.wire.packing import Buffer
+from flame_rl.wire.messages import FailureKind
 
 # The deadline until a first task has succeeded.
 FIRST_SECONDS = 600.0
@@ -40,28 +39,19 @@ class Deadlines:
         with self._lock:
             return Limits(episodes, self._deadline(episodes), *self._others)
 
-    def learn(self, limits: Limits, seconds: float, answer: Buffer) -> None:
-        """Note how long a task with these limits took. Raises WireError if the answer is neither
-        episodes nor a failure."""
-        if packing.message_type(answer) == "episodes":
-            self.succeeded(limits.episodes, seconds)
-        elif codec.decode_failure(answer, env_id="").kind == "timeout":
-            self.killed(limits)
-
-    def succeeded(self, episodes: int, seconds: float) -> None:
-        """Note how long a task of this number of episodes took."""
+    def learn(self, limits: Limits, seconds: float, failure: FailureKind | None) -> None:
+        """Note how long a task with these limits took, and how it failed; None: it did not."""
+        episodes = limits.episodes
         with self._lock:
-            self._longest[episodes] = max(seconds, self._longest.get(episodes, 0.0))
-            if episodes >= self._killed:
-                self._allowance, self._killed = 1.0, 0
-
-    def killed(self, limits: Limits) -> None:
-        """Note that a task with these limits was killed at its deadline."""
-        with self._lock:
-            # Tasks that are killed together, with the same deadline, count once.
-            if limits.deadline >= self._deadline(limits.episodes):
-                self._allowance = min(2 * self._allowance, MOST_ALLOWANCE)
-            self._killed = max(self._killed, limits.episodes)
+            if failure is None:
+                self._longest[episodes] = max(seconds, self._longest.get(episodes, 0.0))
+                if episodes >= self._killed:
+                    self._allowance, self._killed = 1.0, 0
+            elif failure == "timeout":
+                # Tasks that are killed together, with the same deadline, count once.
+                if limits.deadline >= self._deadline(episodes):
+                    self._allowance = min(2 * self._allowance, MOST_ALLOWANCE)
+                self._killed = max(self._killed, episodes)
 
     def _deadline(self, episodes: int) -> float:
         if self._fixed is not None:

@@ -18,7 +18,6 @@ from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
-from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
@@ -27,10 +26,9 @@ from flame_rl.wire.messages import (
     Environment,
     EnvironmentSpec,
     Episodes,
-    PolicySnapshot,
     concatenate,
 )
-from flame_rl.wire.packing import Buffer, WireError
+from flame_rl.wire.packing import Buffer
 
 if TYPE_CHECKING:
     from flame_rl.backends import Listener
@@ -89,7 +87,6 @@ class Transport:
 
 
 def gather(
-    snapshot: PolicySnapshot,
     request: CollectRequest,
     transport: Transport,
     sizes: TaskSizes,
@@ -103,18 +100,9 @@ def gather(
     the end, what is late is asked for twice, and the first answer counts: nobody waits for tasks
     that are still in flight afterwards, and their futures are cancelled.
 
-    Args:
-        snapshot: the policy that acts.
-        request: names all episodes to collect.
-        transport: sends the tasks.
-        sizes: splits the request, and learns how long that took.
-        stop: ends the wait when it is set.
-        listener: told how many episodes have been played; None: nobody is.
-
-    Raises:
-        UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
+    `sizes` splits the request, and learns how long that took; `stop` ends the wait when it is set.
+    Raises as `Backend.collect` does; tasks may then still be in flight.
     """
-    refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
     count, agents = len(request.indices), request.agents
     tasks = Tasks(request, sizes.split(count), sizes.workers, transport.in_flight)
@@ -180,24 +168,13 @@ def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_
             listener.collecting(request, episodes, env_steps)
 
 
-def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
-    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
-    try:
-        check_snapshot(snapshot)
-    except WireError as error:
-        raise UsageError(
-            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
-            "make the network in model.py of those, or smaller with --hidden-sizes"
-        ) from error
-
-
 def _one_by_one(
     task: Task, missing: tuple[int, ...], failure: CollectFailure, unusable: str
 ) -> list[Task]:
     """A task for each missing episode of a failed one, so that a bad episode is found. Raises
     UsageError or RunError if no attempt is left, or another one would fail alike."""
     if failure.kind == "environment":
-        error = UsageError(explain(failure))
+        error = UsageError(str(failure))
         if unusable:
             error.add_note(unusable)
         raise error
@@ -210,10 +187,9 @@ def _one_by_one(
     seed = reset_seed(request.run_seed, request.iteration, index, request.stream)
     named = replace(failure, iteration=request.iteration, index=index, seed=seed)
     if failure.kind == "invalid":
-        raise UsageError(explain(named))
+        raise UsageError(str(named))
     raise RunError(
-        f"an{'' if training else ' evaluation'} episode failed in {task.attempt} attempts: "
-        f"{explain(named)}",
+        f"an{'' if training else ' evaluation'} episode failed in {task.attempt} attempts: {named}",
         index if training else None,
     )
 
@@ -232,7 +208,7 @@ def describe_by(
         if not isinstance(answer, CollectFailure):
             return answer
         if answer.kind != "start":
-            raise UsageError(explain(answer) + known_here_alone(answer))
+            raise UsageError(f"{answer}{known_here_alone(answer)}")
         _end_after_deaths(deaths, answer)
 
 
@@ -241,17 +217,8 @@ def _end_after_deaths(deaths: int, failure: CollectFailure) -> None:
     if deaths >= MAX_DEATHS:
         raise RunError(
             f"{deaths} worker processes, one after another, died before they began to play; memory "
-            f"may have run out (fewer --workers): {explain(failure)}"
+            f"may have run out (fewer --workers): {failure}"
         )
-
-
-def explain(failure: CollectFailure) -> str:
-    """A failure for the person who runs the program."""
-    if failure.kind == "environment":
-        # The message names the environment already.
-        text = failure.message
-        return f"{text}\n\n{failure.traceback.rstrip()}" if failure.traceback else text
-    return str(failure)
 
 
 def _read_answer(

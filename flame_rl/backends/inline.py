@@ -11,7 +11,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
-from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
+from flame_rl.backends.dispatch import Collected, Transport, gather, tell
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
@@ -33,7 +33,7 @@ class InlineBackend:
             self._simulator, spec = describe(environment)
             return spec
         except SimulatorError as error:
-            raise UsageError(explain(error.failure(environment.env_id))) from error
+            raise UsageError(str(error.failure(environment.env_id))) from error
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:
@@ -47,7 +47,7 @@ class InlineBackend:
         with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
             transport = Transport(submit, in_flight=1)
-            return gather(snapshot, request, transport, TaskSizes(1), self._stop, self.listener)
+            return gather(request, transport, TaskSizes(1), self._stop, self.listener)
 
     def close(self) -> None:
         if self._simulator is not None:

@@ -56,7 +56,8 @@ class ProcessBackend:
                 began = time.monotonic()
                 limits = self.deadlines.limits(episodes)
                 answer = worker.collect(encoded, data, limits, over.is_set)
-                self.deadlines.learn(limits, time.monotonic() - began, answer)
+                seconds = time.monotonic() - began
+                self.deadlines.learn(limits, seconds, codec.failure_kind(answer))
                 return answer
             finally:
                 self._idle.put(worker)
@@ -70,7 +71,7 @@ class ProcessBackend:
             "makes no other",
         )
         try:
-            collected = gather(snapshot, request, transport, self.sizes, self._stop, self.listener)
+            collected = gather(request, transport, self.sizes, self._stop, self.listener)
         finally:
             over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.

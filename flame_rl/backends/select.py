@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 from flame_rl.backends import Backend
 from flame_rl.backends.deadlines import Deadlines
@@ -19,12 +18,9 @@ def is_distributed(config: TrainConfig) -> bool:
     """Whether to collect on a Flame cluster: one is configured, and no setting rules it out."""
     if config.execution.local or config.output.reproduce is not None:
         return False
-    if "FLAME_ENDPOINT" in os.environ:
-        return True
-    try:
-        return (Path.home() / ".flame" / "flame.yaml").exists()
-    except (RuntimeError, OSError):  # there is no home, or it cannot be read
-        return False
+    # Unlike pathlib, these take a home that is not there, or cannot be read.
+    file = os.path.expanduser("~/.flame/flame.yaml")  # noqa: PTH111
+    return "FLAME_ENDPOINT" in os.environ or os.path.exists(file)  # noqa: PTH110
 
 
 def where_collected(config: TrainConfig) -> str | None:
@@ -34,11 +30,6 @@ def where_collected(config: TrainConfig) -> str | None:
     workers = local_workers(config)
     where = f"with {workers} local workers" if workers else "in this process"
     return f"No Flame cluster is configured; collecting {where}."
-
-
-def collects_elsewhere(config: TrainConfig) -> bool:
-    """Whether episodes are collected outside of this process."""
-    return is_distributed(config) or local_workers(config) > 0
 
 
 def local_workers(config: TrainConfig) -> int:

@@ -118,13 +118,8 @@ class Tasks:
     def __init__(
         self, request: CollectRequest, sizes: Sequence[int], workers: int, in_flight: int
     ) -> None:
-        """
-        Args:
-            request: names all episodes.
-            sizes: the number of episodes in each task; their sum is that of the request.
-            workers: how many play.
-            in_flight: the most tasks that are sent and not yet answered.
-        """
+        """`sizes` are the numbers of episodes in each task, which sum to that of the request, and
+        `in_flight` the most tasks that are sent and not yet answered."""
         self._request = request
         self._workers = workers
         self._in_flight = in_flight
@@ -214,7 +209,9 @@ class Tasks:
         most: list[int] = []
         attempt = 1
         for task, began in self._sent.items():
-            expected = self._expected(len(task.request.indices))
+            count = len(task.request.indices)
+            known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
+            expected = statistics.median(known) if known else math.inf
             if now - began <= max(LATE * expected, expected + TASK_SECONDS):
                 continue
             places = self._places(task)
@@ -228,8 +225,3 @@ class Tasks:
         task = Task(replace(self._request, indices=tuple(end)), attempt)
         self._copies[self._places(task)] += 1
         return task
-
-    def _expected(self, count: int) -> float:
-        """The typical seconds of a task of this number of episodes; infinite if unknown."""
-        known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
-        return statistics.median(known) if known else math.inf

@@ -7,55 +7,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.wrapping import flags_of_environment
 from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.settings.algorithms import OnPolicy, Replay
+from flame_rl.nets.acting import check_snapshot
+from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
-from flame_rl.wire.inputs import (
-    OF_ONE_BYTE,
-    ObservationPart,
-    observation_inputs,
-    observation_parts,
-    picture_size,
-)
-from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
+from flame_rl.wire.fields import WireError
+from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 # Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
 # a policy and a value network.
 _WEIGHT_BYTES = 48
-# The part of this machine's memory that is worth a warning.
-_MUCH = 0.25
 # Numbers from which on a Box of several axes may be meant as a picture.
 _MANY = 1000
-# Pixels of the usual Atari pictures, and how many times as many are worth a word.
-_USUAL_PIXELS, _MANY_TIMES = 84 * 84, 5
 
 
 def refuse_impossible_sizes(config: TrainConfig) -> None:
-    """Raise UsageError for more layers than actors take, or more weights than this machine has
-    memory for."""
-    experiment = config.experiment
-    widths, memory = experiment.hidden_sizes, experiment.memory != "none"
-    # A hidden layer is two layers of a policy, dense and activation; normalisation, stacked frames,
-    # what it observes, memory and output are further ones.
-    further = (experiment.frame_stack > 1) + bool(experiment.policy_observations) + memory
-    if len(widths) > (most := (MAX_LAYERS - 2 - further) // 2):
-        raise UsageError(
-            f"--hidden-sizes: {len(widths)} hidden layers, and actors take at most {most} here"
-        )
+    """Raise UsageError for more weights than this machine has memory for."""
+    widths = config.experiment.hidden_sizes
     needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     if needed > (there := physical_bytes()):
         raise UsageError(
             f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
             f"has {there / 1e9:.1f} GB; choose less"
         )
+
+
+def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
+    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
+    try:
+        check_snapshot(snapshot)
+    except WireError as error:
+        raise UsageError(
+            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
+            "make the network in model.py of those, or smaller with --hidden-sizes"
+        ) from error
 
 
 def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
@@ -89,8 +82,8 @@ def about_goals(spec: EnvironmentSpec) -> str:
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits, the warm-up, the bounds of actions,
-    pictures and memory."""
+    """What a run's user should know of time limits, the warm-up, the bounds of actions
+    and pictures."""
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
@@ -120,47 +113,17 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
             "environment are better: actions are scaled to them"
         )
-    about = map(_about_picture, observation_parts(spec.observation_space))
-    return warnings + list(filter(None, (*about, _about_memory(config, spec))))
-
-
-def _about_memory(config: TrainConfig, spec: EnvironmentSpec) -> str:
-    """A warning where an iteration's observations may take much of this machine's memory; or ""."""
-    most = most_env_steps_of_an_iteration(config.experiment, spec)
-    # An on-policy epoch has them in an order of its own, too.
-    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
-    inputs = observation_inputs(spec.observation_space)
-    each = copies * sum(part.width * np.dtype(part.dtype).itemsize for part in inputs)
-    if most is None or most * each < _MUCH * physical_bytes():
-        return ""
-    return (
-        f"an iteration's observations: up to {most:,} steps of {spec.env_id} "
-        f"take {most * each / 1e9:.1f} GB, and this machine has {physical_bytes() / 1e9:.1f} GB; "
-        "fewer steps (--steps-per-iter) or smaller pictures take less"
-    )
-
-
-def _about_picture(part: ObservationPart) -> str:
-    """A warning of a large picture, or of a Box that may be meant as one, and is none; or ""."""
-    space, size = part.space, picture_size(part.space)
-    if size is not None:
-        times = size[0] * size[1] / _USUAL_PIXELS
-        large = (
-            f"observation{part.name} is a picture of {size[0]} x {size[1]}, {times:.0f} times the "
-            "84 x 84 that are usual, and takes the networks about as many times as long: make it "
-            "smaller by a --wrapper, with gymnasium.wrappers.ResizeObservation"
-        )
-        return large if times >= _MANY_TIMES else ""
-    axes = len(space.shape) if isinstance(space, spaces.Box) else 0
-    numbers = part.stop - part.start
-    # A Box of bytes with up to three axes is narrower than any picture.
-    if axes < 2 or numbers < _MANY or (axes <= 3 and space.dtype in OF_ONE_BYTE):
-        return ""
-    return (
-        f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
-        f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 with two "
-        "or three axes, and --frame-stack N shows the last N"
-    )
+    for part in observation_parts(spec.observation_space):
+        box, numbers = part.space, part.stop - part.start
+        axes = len(box.shape) if isinstance(box, spaces.Box) else 0
+        # A Box of bytes with up to three axes is a picture, or narrower than any.
+        if axes >= 2 and numbers >= _MANY and (axes > 3 or box.dtype not in OF_ONE_BYTE):
+            warnings.append(
+                f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
+                f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
+                "with two or three axes, and --frame-stack N shows the last N"
+            )
+    return warnings
 
 
 def what_says_more(experiment: Experiment) -> str:

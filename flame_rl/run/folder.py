@@ -225,21 +225,15 @@ def package_version() -> str:
     root = Path(flame_rl.__file__).parent.parent
     if not (root / ".git").exists():
         return flame_rl.__version__
-    words = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            ["git", "-C", root, *words],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-        )
-    except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
-        return flame_rl.__version__
-    commit = done.stdout.strip()
-    return f"{flame_rl.__version__}, commit {commit}" if commit else flame_rl.__version__
+    how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": _GIT_SECONDS}
+    # There may be no git, or it may not be read.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        commit = subprocess.check_output(words, text=True, **how).strip()
+        return f"{flame_rl.__version__}, commit {commit}"
+    return flame_rl.__version__
 
 
 def library_versions() -> dict[str, str]:

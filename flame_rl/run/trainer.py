@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.backends import Backend, Listener
-from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
+from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.run import checks, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
@@ -127,7 +127,7 @@ class Trainer:
         self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
-        if config.overlap and collects_elsewhere(config):
+        if config.overlap and (self.distributed or local_workers(config)):
             self._backend = PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
@@ -163,6 +163,7 @@ class Trainer:
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
+        checks.refuse_unless_it_can_act(self.learner.snapshot())
         self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,25 +64,19 @@ def why_refused(error: OSError) -> str:
                 moved = "if it was moved, --resume goes on under its new name"
                 return f"{error}; {gone[-1]} is gone: {moved}"
             if isinstance(error, PermissionError):
-                return f"{error}{_about_owner(path.resolve(), Path.cwd().resolve())}"
+                return f"{error}{_about_owner(path.resolve())}"
     return str(error)
 
 
-def _about_owner(path: Path, here: Path) -> str:
+def _about_owner(path: Path) -> str:
     """What to add where another user owns `path`, or the folder in which it cannot be made."""
     while not path.exists():
         path = path.parent
     if (owner := path.stat().st_uid) == os.geteuid():
         return ""
-    user, other = f"user {owner}", "name another folder with --output"
-    with contextlib.suppress(KeyError):
-        user = pwd.getpwuid(owner).pw_name
-    if here not in path.parents:
-        return f"; {path} belongs to {user}: {other}"
-    # The remedy is for all of it that is below the user's own folder.
-    while path.parent != here and path.parent.stat().st_uid == owner:
-        path = path.parent
-    name = shlex.quote(str(path.relative_to(here)))
-    cause = "" if owner else ", as after a run in the cluster's console"
-    remedy = f'`sudo chown -R "$(id -u):$(id -g)" {name}` gives it to you'
-    return f"; {name} belongs to {user}{cause}: {remedy}; or {other}"
+    about, other = f"; {path} belongs to user {owner}", "name another folder with --output"
+    if Path.cwd().resolve() not in path.parents:
+        return f"{about}: {other}"
+    cause = "" if owner else " (root), as after a run in the cluster's console"
+    remedy = f'`sudo chown -R "$(id -u):$(id -g)" {shlex.quote(str(path))}` gives it to you'
+    return f"{about}{cause}: {remedy}; or {other}"

@@ -23,7 +23,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.backends.dispatch import refuse_unless_it_can_act
+from flame_rl.run.checks import refuse_unless_it_can_act
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
 from flame_rl.wire.messages import (

@@ -17,6 +17,7 @@ from flame_rl.wire.messages import (
     Environment,
     EnvironmentSpec,
     Episodes,
+    FailureKind,
     PolicySnapshot,
 )
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
@@ -62,19 +63,15 @@ def decode_request(data: Buffer) -> CollectRequest:
 
 def encode_result(result: Episodes | CollectFailure, request: CollectRequest) -> list[Buffer]:
     """The answer to `request` as buffers to send one after another; the arrays are not copied."""
-    failed = isinstance(result, CollectFailure)
-    return [encode_failure(result)] if failed else encode_episodes(result, request)
-
-
-def encode_episodes(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
-    """See `encode_result`."""
+    if isinstance(result, CollectFailure):
+        return [encode_failure(result)]
     arrays = {
-        "index": episodes.index,
-        "length": episodes.lengths,
-        "terminated": episodes.terminated.view(np.uint8),
-        "truncated": episodes.truncated.view(np.uint8),
+        "index": result.index,
+        "length": result.lengths,
+        "terminated": result.terminated.view(np.uint8),
+        "truncated": result.truncated.view(np.uint8),
     }
-    arrays |= {f"columns.{name}": array for name, array in episodes.columns.items()}
+    arrays |= {f"columns.{name}": array for name, array in result.columns.items()}
     return pack_buffers("episodes", _question(request), arrays)
 
 
@@ -123,6 +120,12 @@ def encode_failure(failure: CollectFailure) -> bytes:
 def decode_failure(data: Buffer, env_id: str) -> CollectFailure:
     """The failure; `env_id` is the environment of what was asked."""
     return from_data(CollectFailure, _header_alone(data, "failure"), env_id=env_id)
+
+
+def failure_kind(answer: Buffer) -> FailureKind | None:
+    """Of what kind the failure is that answers a request; None: the answer are episodes. Raises
+    WireError if it is neither."""
+    return None if message_type(answer) == "episodes" else decode_failure(answer, "").kind
 
 
 def encode_describe(environment: Environment) -> bytes:

@@ -1,7 +1,7 @@
 """Read a dataclass from JSON data by its annotations, and write it as JSON data.
 
-The data are untrusted: types are exact (True is no integer), numbers, texts and lists keep within
-their limits, and no field is unknown or missing.
+The data are untrusted: types are exact (True is no integer), numbers and lists keep within their
+limits, and no field is unknown or missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-
-MAX_TEXT_CHARACTERS = 100_000
 
 Kind = TypeVar("Kind")
 
@@ -101,8 +99,6 @@ def value_from_data(hint: Any, value: Any, name: str) -> Any:
         return from_data(hint, value, name)
     if origin is Literal and type(value) is str and value in inner:
         return value
-    if hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
-        _refuse(name, f"a text of at most {MAX_TEXT_CHARACTERS} characters", value)
     if hint is Any or (hint in (bool, str) and type(value) is hint):
         return value
     number = {int: Integral, float: Real}.get(hint)

@@ -403,7 +403,8 @@ class CollectFailure:
         known = {"environment": self.env_id, "iteration": self.iteration, "episode": self.index}
         known |= {"step": self.step, "seed": self.seed}
         where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-        text = f"{self.message} ({where})"
+        # That an environment cannot be made names it already.
+        text = self.message if self.kind == "environment" else f"{self.message} ({where})"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
 
 
@@ -411,14 +412,8 @@ def legible(text: str, most: int) -> str:
     """A text of others (a simulator's exception, a dead worker's last words) for a terminal: cut in
     its middle to at most `most` characters, and with those that cannot be printed, which a terminal
     may obey, as Python's repr writes them; newline and tab stay."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    if len(shown) <= most:
+        return shown
     half = (most - 40) // 2  # 40 characters, at most, say what is cut
-    head, tail = _printable(text[:most]), _printable(text[-half:])
-    if len(text) <= most and len(head) <= most:
-        return head
-    return f"{head[:half]} … {max(0, len(text) - 2 * half)} characters … {tail[-half:]}"
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return f"{shown[:half]} … {len(shown) - 2 * half} characters … {shown[-half:]}"

@@ -70,11 +70,6 @@ def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarra
     return header, _arrays(memoryview(bytearray(view)) if view.readonly else view, start)
 
 
-def _is_message(data: Buffer) -> bool:
-    """Whether the bytes at least begin as a message."""
-    return bytes(data[: len(MAGIC)]) == MAGIC
-
-
 def message_type(data: Buffer) -> str:
     """The `kind` that the message was packed as. Raises WireError if the bytes are no message."""
     return _header(data)[0]
@@ -86,7 +81,7 @@ def _padded(text: bytes, before: int) -> bytes:
 
 def _header(data: Buffer) -> tuple[str, dict[str, Any], int]:
     """The message's type, its header, and where the arrays begin."""
-    if not _is_message(data):
+    if bytes(data[: len(MAGIC)]) != MAGIC:
         raise WireError(f"not a message: it does not begin with {MAGIC.decode()}")
     header, end = _json(data, len(MAGIC), _LENGTH, "header")
     kind = header.pop("type", None)

@@ -24,12 +24,12 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.wire.fields import WireError
+from flame_rl.wire.packing import MAX_RANK
 
 # Limits on a received space: its depth, its subspaces and its numbers, all levels together.
 MAX_NESTING = 16
 MAX_PARTS = 1024
 MAX_NUMBERS = 1 << 24
-_MAX_RANK = 8
 _MAX_TEXT = 1000
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 _DTYPES = {str(np.dtype(code)): np.dtype(code) for code in "efdbhiqBHIQ?"}
@@ -90,9 +90,7 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
         count("parts")
         if depth > MAX_NESTING:
             raise ValueError(f"more than {MAX_NESTING} levels")
-        if not isinstance(data, dict):
-            raise TypeError(f"not a space: {data!s:.40}")
-        kind = data.get("type")
+        kind = data.get("type") if isinstance(data, dict) else "what is not a space"
         if kind == "tuple":
             parts = enumerate(_a(list, data["spaces"]))
             return spaces.Tuple([_read(p, f"{where}[{i}]", depth + 1, left) for i, p in parts])
@@ -113,7 +111,7 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
             return spaces.MultiBinary(count("numbers", data["n"]))
         listed = _a(list, data["n" if kind == "multibinary" else "shape"])
         shape = tuple(_a(int, length) for length in listed)
-        if len(shape) > _MAX_RANK or min(shape, default=0) < 0:
+        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
             raise ValueError(f"shape: {shape!s:.80}")
         count("numbers", math.prod(shape))
         if kind == "multibinary":
@@ -130,15 +128,11 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
 
 
 def _runs(array: np.ndarray) -> Any:
-    values = [_number(value) for value in array.ravel().tolist()]
+    # JSON has another word for a bool, and none for infinity.
+    numbers = array.astype(np.uint8) if array.dtype == bool else array
+    values = [v if math.isfinite(v) else str(v) for v in numbers.ravel().tolist()]
     runs = [[value, len(list(group))] for value, group in groupby(values)]
     return runs[0][0] if len(runs) == 1 else runs
-
-
-def _number(value: float) -> float | str:
-    if isinstance(value, int):  # JSON has another word for a bool
-        return int(value)
-    return value if math.isfinite(value) else str(value)
 
 
 def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

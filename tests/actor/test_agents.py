@@ -328,7 +328,7 @@ def test_requests_and_answers_say_how_many_agents_play():
     asked = request([2, 5])
     assert codec.decode_request(codec.encode_request(asked)) == asked
     episodes = collect_episodes(snapshot, asked, simulator)
-    answer = b"".join(codec.encode_episodes(episodes, asked))
+    answer = b"".join(codec.encode_result(episodes, asked))
     assert_same_episodes(codec.decode_result(answer, asked), episodes)
     for other in (replace(asked, agents=1), replace(asked, indices=(2, 6))):
         with pytest.raises(WireError, match="index: "):

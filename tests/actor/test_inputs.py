@@ -67,7 +67,7 @@ def test_every_input_is_recorded_in_its_own_type():
 
 def test_bytes_are_sent_as_bytes():
     request, episodes, _ = played("TwoInputs")
-    message = b"".join(codec.encode_episodes(episodes, request))
+    message = b"".join(codec.encode_result(episodes, request))
     rows = episodes.steps + len(episodes)
     assert 46 * rows < len(message) < 46 * rows + 12 * episodes.steps + 3000
     received = codec.decode_result(message, request)

@@ -79,7 +79,7 @@ def test_masks_are_found_recorded_and_obeyed(kind):
         episodes = collect_episodes(snapshot_for(spec), asked, simulator)
         assert not isinstance(episodes, CollectFailure), episodes
         # What is sent comes back, one bit a choice.
-        sent = b"".join(codec.encode_episodes(episodes, asked))
+        sent = b"".join(codec.encode_result(episodes, asked))
         received = codec.decode_result(bytearray(sent), asked)
         masks = received.columns["action_masks"]
         assert masks.shape == (40 * (STEPS + 1), -(-spec.action_dim // 8))

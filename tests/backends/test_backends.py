@@ -44,7 +44,7 @@ REQUEST = request_for("CartPole-v1", range(11))
 def answer(data: bytes) -> bytes:
     request = codec.decode_request(data)
     episodes = collect_episodes(SNAPSHOT, request, PlainSimulator(request.environment))
-    return b"".join(codec.encode_episodes(episodes, request))
+    return b"".join(codec.encode_result(episodes, request))
 
 
 def done(value: bytes | Exception) -> Future:
@@ -64,7 +64,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
     transport = Transport(sent, in_flight, failed=failed)
     sizes = TaskSizes(in_flight)
     sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
-    return gather(SNAPSHOT, REQUEST, transport, sizes, stop or threading.Event())
+    return gather(REQUEST, transport, sizes, stop or threading.Event())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
@@ -141,7 +141,7 @@ def test_no_more_in_flight_than_allowed():
         codec.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
         codec.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
         # Late, doubled or another run's.
-        b"".join(codec.encode_episodes(together(list(EXPECTED)[9:]), REQUEST)),
+        b"".join(codec.encode_result(together(list(EXPECTED)[9:]), REQUEST)),
     ],
 )
 def test_a_failed_task_is_asked_for_again(fault):

@@ -240,7 +240,7 @@ def test_only_nodes_that_are_ready_have_room() -> None:
         assert capacity(nodes, number).claim == claim
     # With tasks that wait Flame would start more.
     assert (capacity(nodes, 8).in_flight, capacity(nodes).in_flight) == (8, 10)
-    with pytest.raises(UsageError, match="no node of the cluster is ready"):
+    with pytest.raises(UsageError, match="0 MB of the memory of 0 ready nodes"):
         capacity(nodes[1:3], 4)
 
 

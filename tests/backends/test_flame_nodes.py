@@ -232,7 +232,7 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
         if there:
             assert_as_here(collect(backend, 0), 0)
         else:
-            with pytest.raises(RunError, match=r"cannot start.*numpy.*Their image must hold"):
+            with pytest.raises(RunError, match=r"cannot start.*numpy.*what their image must hold"):
                 collect(backend, 0)
         (installed,) = (memory.folder / "apps" / backend._application.name).glob("deps")
         assert not (installed / "mujoco").exists()

@@ -19,7 +19,7 @@ PLACES = {
     "settings": {"system", "wire"},
     "nets": {"wire"},
     "actor": {"wire", "nets"},
-    "backends": {"system", "wire", "settings", "nets", "actor"},
+    "backends": {"system", "wire", "settings", "actor"},
     "modules": {"wire", "settings", "nets"},
     "model": {"wire", "settings", "modules"},
     "learner": {"system", "wire", "settings", "nets", "actor", "modules", "model"},

@@ -84,7 +84,7 @@ def test_request_round_trip():
 def test_episodes_round_trip(continuous):
     episodes = [episode(4, 1, continuous), episode(9, 5, continuous)]
     request = dataclasses.replace(REQUEST, columns=step_columns(spec_of(3, 2, continuous)))
-    data = b"".join(codec.encode_episodes(together(episodes), request))
+    data = b"".join(codec.encode_result(together(episodes), request))
     decoded = codec.decode_result(data, request)
     assert_same_episodes(decoded, episodes)
 
@@ -120,7 +120,7 @@ def test_of_a_failure_of_any_length_both_ends_arrive(character):
 )
 def test_the_answer_to_another_question_is_refused(other):
     episodes = together([episode(4, 1, False), episode(9, 5, False)])
-    data = b"".join(codec.encode_episodes(episodes, dataclasses.replace(REQUEST, **other)))
+    data = b"".join(codec.encode_result(episodes, dataclasses.replace(REQUEST, **other)))
     with pytest.raises(WireError, match="another run, iteration or policy"):
         codec.decode_result(data, REQUEST)
 

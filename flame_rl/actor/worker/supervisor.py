@@ -164,7 +164,7 @@ class Worker:
                 child.episodes += limits.episodes
                 if (
                     # The simulator may be in a broken state.
-                    _failure_kind(answer) not in (None, "stale")
+                    codec.failure_kind(answer) not in (None, "stale")
                     or child.episodes >= limits.child_episodes
                     or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
@@ -250,12 +250,6 @@ class Worker:
             )
 
 
-def _failure_kind(answer: Buffer) -> str | None:
-    if packing.message_type(answer) == "episodes":
-        return None
-    return codec.decode_failure(answer, env_id="").kind
-
-
 class Team:
     """Plays tasks as one `Worker` does, with as many as `Limits.workers` says: whoever has nothing
     to do takes some of the episodes that are left, first more of them, then fewer."""
@@ -315,4 +309,4 @@ class Team:
         if failures:
             return codec.encode_failure(failures[0])
         done.sort(key=lambda episodes: episodes.index[0])
-        return b"".join(codec.encode_episodes(concatenate(done), asked))
+        return b"".join(codec.encode_result(concatenate(done), asked))

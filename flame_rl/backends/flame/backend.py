@@ -12,7 +12,6 @@ import grpc
 from flamepy.core import client
 from flamepy.core.types import FlameError
 
-from flame_rl.actor.remote import versions
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import Listener
 from flame_rl.backends.deadlines import Deadlines
@@ -72,12 +71,10 @@ class FlameBackend:
         stop: threading.Event,
     ) -> None:
         """Connect, ship the package with the environment's modules, and open a session. `deadlines`
-        says how long a task may take, and `stop` is set when the user asks to stop.
-
-        Raises:
-            UsageError: no cluster answers, or the environment's module cannot be shipped.
-            RunError: Flame opens no session.
-        """
+        says how long a task may take, and `stop` is set when the user asks to stop. Raises
+        UsageError if no cluster answers, or the environment's module cannot be shipped, RunError if
+        Flame opens no session."""
+        self.listener: Listener | None = None
         self._environment = environment
         self._settings = settings
         self._deadlines = deadlines
@@ -112,25 +109,14 @@ class FlameBackend:
         """The number of executors that the run can have now."""
         return self._capacity.executors
 
-    @property
-    def listener(self) -> Listener | None:
-        """See `Backend`."""
-        return self._monitor.listener
-
-    @listener.setter
-    def listener(self, listener: Listener | None) -> None:
-        self._monitor.listener = listener
-
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
-        worker = Worker(warn)
-        try:
+        with contextlib.closing(Worker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
             return describe_by(worker, environment, deadline, self._stop)
-        finally:
-            worker.close()
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
             return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
@@ -155,7 +141,7 @@ class FlameBackend:
                 self._transport_failed,
                 unusable=_UNUSABLE,
             )
-            collected = gather(snapshot, request, transport, self._sizes, self._stop, self.listener)
+            collected = gather(request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
         self._answers.tell(self._monitor.say)
@@ -233,8 +219,6 @@ class FlameBackend:
         """See what nodes and executors do, unless that was seen less than `pause` seconds ago, and
         react to it; returns whether it was seen now."""
         monitor = self._monitor
-        if self._bypass.open:
-            pause = min(pause, CHECK_SECONDS)
         if not monitor.ask(self._session.id, pause):
             return False
         if monitor.seen.alive >= monitor.wanted:
@@ -283,15 +267,11 @@ class FlameBackend:
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
         # Where others could start before, it is not the package that keeps them from it.
         if not self._started and not self._shared and ready <= self._failing:
-            remedy = (
-                f"The package asks for {', '.join(self._application.dependencies)}: those versions "
-                "must be available to the executors, and exist for their Python; here it is "
-                f"{versions()['python']}"
-                if self._application.dependencies
-                else "Their image must hold what --executor-packages install would install: see "
-                "docs/cluster.md"
+            needed = ", ".join(self._application.dependencies) or "what their image must hold"
+            raise RunError(
+                f"the cluster's executors cannot start. {report}. The package asks for {needed}: "
+                "these must be available to the executors, for their Python (docs/cluster.md)"
             )
-            raise RunError(f"the cluster's executors cannot start. {report}. {remedy}")
         self._reopen(report, own_name=self._shared and not self._started)
 
     # While episodes are awaited

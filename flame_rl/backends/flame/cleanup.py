@@ -75,10 +75,6 @@ def clean_up(left: Left, seconds: float) -> bool:
 
     Closing a session cancels the tasks that have not begun. Flame refuses while others run; their
     executors notice within about a second that the weights are gone, and end them.
-
-    Args:
-        left: what the run has on the cluster; see `Janitor.remember`.
-        seconds: how long to try.
     """
     from flame_rl.backends.flame.compat import close_session
 

@@ -26,12 +26,8 @@ CLAIMED = 0.5
 
 
 def connect(stop: threading.Event) -> FlameContext:
-    """Read the configuration and reach the cluster.
-
-    Raises:
-        UsageError: that fails.
-        Interrupted: `stop` was set.
-    """
+    """Read the configuration and reach the cluster. Raises UsageError if that fails, Interrupted if
+    `stop` was set."""
     try:
         context = FlameContext()
     except Exception as error:
@@ -92,17 +88,9 @@ class Capacity:
 def capacity_of(
     nodes: Iterable[pb.Node], settings: Execution, claim: ResourceRequirement | None = None
 ) -> Capacity:
-    """What the nodes that are ready have room for now.
-
-    Args:
-        nodes: of the cluster.
-        settings: the run's, with the number of executors and of workers in each.
-        claim: what each of a requested number claims, once that is chosen; it stays for the run.
-
-    Raises:
-        UsageError: each of these executors would have too little memory, or no node is large
-            enough.
-    """
+    """What the nodes that are ready have room for now; `claim` is what each of a requested number
+    claims, once that is chosen: it stays for the run. Raises UsageError if each of these executors
+    would have too little memory, or no node is large enough."""
     ready = [node.status.allocatable for node in nodes if compat.is_ready(node)]
     if settings.executors is not None:
         claim = claim or _claim([node.memory for node in ready], settings.executors)
@@ -124,17 +112,12 @@ def capacity_of(
 
 def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
     """Executors that claim no core may outnumber the cores."""
-    if not memory:
-        raise UsageError(
-            "--executors: no node of the cluster is ready, so that nothing is known of its memory; "
-            "start its executor managers first"
-        )
     share = memory_share(memory, executors)
     if share < LEAST_BYTES:
         most = sum(each // LEAST_BYTES for each in memory)
         raise UsageError(
-            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
-            f"which is too little for a simulator; at most {most}"
+            f"--executors: {executors} would have {share >> 20} MB of the memory of "
+            f"{len(memory)} ready nodes each, which is too little for a simulator; at most {most}"
         )
     return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
 

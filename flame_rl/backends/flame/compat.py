@@ -176,10 +176,6 @@ class Bypass:
         self._janitor = janitor
         self._batch, self._session = 0, "none"
 
-    @property
-    def open(self) -> bool:
-        return self._batch > 0
-
     def follow(
         self, nodes: Sequence[pb.Node], executors: Sequence[pb.Executor], session: str
     ) -> None:

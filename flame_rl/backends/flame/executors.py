@@ -168,13 +168,9 @@ class ExecutorMonitor:
         soon, and when nothing does any more."""
         seen = self.seen
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
-        if settled and seen.troubles != self._said:
-            if seen.troubles:
-                self.say(f"{seen}. docs/cluster.md says what helps")
-            elif seen.working >= seen.wanted:
-                self.say(f"{seen}.")
-            else:
-                return
+        known = seen.troubles or seen.working >= seen.wanted
+        if settled and known and seen.troubles != self._said:
+            self.say(f"{seen}. docs/cluster.md says what helps" if seen.troubles else f"{seen}.")
             self._said = seen.troubles
 
     def silence(self, last_result: float) -> float:
@@ -252,39 +248,36 @@ class Answers:
             raise WireError(f"about: what an executor says of itself: {error}") from error
         self._heard[about] = theirs
 
-    def _others(self, ours: dict[str, str]) -> dict[str, list[dict[str, str]]]:
-        """The executors that differ from this machine, by how."""
-        found = defaultdict(list)
+    def _others(self, ours: dict[str, str]) -> dict[str, set[str]]:
+        """The nodes whose executors differ from this machine, by how."""
+        found = defaultdict(set)
         for theirs in list(self._heard.values()):
             differing = [name for name in ours if theirs.get(name) != ours[name]]
             if differing:
                 texts = (f"{n} {ours[n]} here, {theirs.get(n, 'unknown')} there" for n in differing)
-                found["; ".join(texts)].append(theirs)
+                found["; ".join(texts)].add(theirs["node"])
         return found
 
     def refuse_others(self) -> None:
         """Raise UsageError if executors run other versions."""
-        for difference, others in self._others(self._versions).items():
-            python = others[0].get("python", "X.Y")
+        for difference, nodes in self._others(self._versions).items():
             raise UsageError(
-                f"Other versions than on this machine run on {_named(others)}: {difference}. "
-                "The same seed would not give the same result; start with `uv run --python "
-                f"{python} main.py …` if all nodes run that Python, take the node out of the "
-                "cluster, or use --local"
+                f"Other versions than on this machine run on {_named(nodes)}: {difference}. "
+                "The same seed would not give the same result; start with `uv run --python X.Y "
+                "main.py …` if all nodes run that Python, take the node out of the cluster, or use "
+                "--local"
             )
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Say which nodes round in another way, once for each node."""
-        for difference, others in self._others(self._processor).items():
-            new = [each for each in others if each["node"] not in self._told]
-            if new:
-                self._told |= {each["node"] for each in new}
+        for difference, nodes in self._others(self._processor).items():
+            if new := nodes - self._told:
+                self._told |= new
                 say(
                     f"Another processor than on this machine is on {_named(new)}: {difference}. "
                     "The same seed may give another result than on this machine alone"
                 )
 
 
-def _named(executors: list[dict[str, str]]) -> str:
-    names = sorted({each["node"] for each in executors})
-    return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"
+def _named(nodes: set[str]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(sorted(nodes))}"

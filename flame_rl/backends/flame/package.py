@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
-import itertools
 import json
 import re
 import secrets
@@ -72,15 +71,8 @@ def stage_package(folder: Path, environment: Environment, install: bool = True) 
 
     A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
     the user's own file or folder; if it came with an installed package, that package becomes a
-    dependency.
-
-    Args:
-        folder: an empty one.
-        environment: names the modules.
-        install: whether executors install the dependencies; otherwise they have them.
-
-    Raises:
-        UsageError: a module cannot be found, or sent.
+    dependency. Without `install` there are none: executors have them. Raises UsageError if a module
+    cannot be found, or sent.
     """
     target = folder / _ROOT.name
     for name in _SHIPPED:
@@ -125,15 +117,14 @@ def _write_wheel(path: Path, dependencies: list[str]) -> None:
 def _ship_module(name: str, folder: Path) -> dict[str, str]:
     """Copy the module into `folder`, or return the distributions that provide it, with versions."""
     distributions = importlib.metadata.packages_distributions().get(name, [])
-    # A distribution that was installed from a folder or a repository cannot be installed by name:
-    # its files are sent.
-    published = [
-        each
+    published = {
+        each: importlib.metadata.version(each)
         for each in distributions
+        # Of what was installed from a folder or a repository, the files are sent.
         if importlib.metadata.distribution(each).read_text("direct_url.json") is None
-    ]
+    }
     if published:
-        return {each: importlib.metadata.version(each) for each in published}
+        return published
     found = importlib.util.find_spec(name)
     places = list(found.submodule_search_locations or []) if found else []
     if found is None or not (places or Path(found.origin or "").is_file()):
@@ -144,14 +135,13 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
     if not places:
         shutil.copy(found.origin, folder / Path(found.origin).name)
         return {}
-    source = Path(places[0])
-    for path in source.rglob("*"):
+    for path in Path(places[0]).rglob("*"):
         if path.is_symlink():
             raise UsageError(
                 f"--env, --wrapper: {path} is a symbolic link; it could lead to files that must "
                 "not leave this machine, so a package that holds one is not sent to the cluster"
             )
-    shutil.copytree(source, folder / name, ignore=_IGNORED)
+    shutil.copytree(places[0], folder / name, ignore=_IGNORED)
     return {}
 
 
@@ -159,11 +149,8 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
     """PettingZoo with the extras that an environment of several agents needs, and what else of
     `PACKAGES` its module or the user's staged files name, with versions."""
     own = [path for path in folder.rglob("*.py") if not path.is_relative_to(folder / _ROOT.name)]
-    lines = [
-        re.findall(r"(?m)^\s*(?:import|from) .*", path.read_text("utf-8", "replace"))
-        for path in own
-    ]
-    text = "\n".join(itertools.chain(modules, *lines))
+    sources = "\n".join(path.read_text("utf-8", "replace") for path in own)
+    text = "\n".join([*modules, *re.findall(r"(?m)^\s*(?:import|from) .*", sources)])
     try:
         known = importlib.metadata.metadata("pettingzoo").get_all("Provides-Extra")
         families = re.findall(r"\bpettingzoo(?:\.| import )(\w+)", text)
@@ -202,17 +189,9 @@ def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bo
     """Ship the package as an application, or find it there.
 
     Nodes install a package once for each name of an application. The name holds a digest of the
-    content, so that all runs of equal content share an install, and what runs is what was shipped.
-
-    Args:
-        environment: its modules are shipped.
-        janitor: told of the application.
-        install: whether executors install what it depends on.
-        shared: whether the name says nothing else; otherwise it is this run's alone.
-
-    Raises:
-        RunError: Flame does not take it.
-        UsageError: see `stage_package`, or the object cache is out of reach.
+    content, so that all runs of equal content share an install, and what runs is what was shipped;
+    unless `shared`, it is this run's alone. Raises RunError if Flame does not take the package, and
+    UsageError as `stage_package` does, or if the object cache is out of reach.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         dependencies = stage_package(Path(folder), environment, install)

@@ -24,7 +24,7 @@ from flame_rl.backends.flame.cluster import Capacity
 from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
 from flame_rl.system.signals import call_with_timeout
-from flame_rl.wire import packing
+from flame_rl.wire import codec, packing
 
 
 class Session:
@@ -78,14 +78,13 @@ class Session:
         began = time.monotonic()
         limits = deadlines.limits(episodes)
         weights = json.dumps(asdict(self._weights))
+        outer: Future[memoryview] = Future()
         try:
             task = self._service.collect(self._weights, request, tuple(limits), weights)
         except Exception as error:
             self.failures += 1
-            failed: Future[memoryview] = Future()
-            failed.set_exception(error)
-            return failed
-        outer: Future[memoryview] = Future()
+            outer.set_exception(error)
+            return outer
         self._in_flight.add(outer)
 
         def fetch(_: Future) -> None:
@@ -96,9 +95,10 @@ class Session:
                 # Before anybody can read the answer.
                 self._answers.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
-                    deadlines.learn(limits, time.monotonic() - began, data)
-                    if packing.message_type(data) == "episodes":
-                        self._answers.last_result = time.monotonic()
+                    kind, now = codec.failure_kind(data), time.monotonic()
+                    deadlines.learn(limits, now - began, kind)
+                    if kind is None:
+                        self._answers.last_result = now
                 try:
                     outer.set_result(data)
                 except InvalidStateError:
