@@ -127,10 +127,9 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer.close()
         console.summary(interrupted=stop.is_set())
         if config.output.plot and trainer.totals.iterations:
-            from flame_rl.report.figures import plot_settings
-            from flame_rl.report.runs import group_runs, read_run
+            from flame_rl.report.figures import plot_run
 
-            plot_settings(group_runs([read_run(folder)]), folder / "curves.png")
+            plot_run(folder)
         say(f"Run folder: {path_to_show(folder, here)}")
         say(how_to_go_on(trainer, shlex.quote(str(path_to_show(folder, here)))))
 

@@ -13,7 +13,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import EVALUATION, Axis, Setting, mean_curve, smooth
+from flame_rl.report.runs import (
+    EVALUATION,
+    Axis,
+    Setting,
+    group_runs,
+    mean_curve,
+    read_run,
+    smooth,
+)
+from flame_rl.report.tables import read_columns
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")
@@ -108,6 +118,29 @@ def plot_settings(
     )
     legend.get_title().set_multialignment("center")
     save_and_show(figure, path)
+
+
+def plot_run(folder: Path) -> Path:
+    """Draw curves.png of a run folder over env steps, and show it where there is a display: the
+    return, its spread over the episodes of an iteration, and the evaluations; returns its path."""
+    (setting,) = group_runs([read_run(folder)])
+    figure, axes = _one_panel(ylabel="return of an episode", title=setting.env)
+    columns = read_columns(folder / METRICS_NAME)
+    mean, std = (np.array(columns[name]) for name in ("reward_mean", "reward_std"))
+    spread = "± 1 standard deviation of the episodes"
+    axes.fill_between(columns["env_steps"], mean - std, mean + std, color="0.85", label=spread)
+    _draw(axes, "env_steps", setting, 0)
+    path = folder / EVALUATIONS_NAME
+    if path.exists() and (rows := read_columns(path)):
+        mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
+        # Rounding may put an interval's end on the other side of the mean.
+        reach = np.maximum(0, [mean - low, high - mean])
+        style = {"fmt": "D", "color": _RED, "markersize": 4, "capsize": 2}
+        label = "evaluation, with its 95 % interval"
+        axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)
+    _finish(axes, "env_steps")
+    axes.legend(title="Thick: moving average over a tenth of the iterations")
+    return save_and_show(figure, folder / "curves.png")
 
 
 def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:

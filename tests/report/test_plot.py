@@ -189,6 +189,27 @@ def figure_of(monkeypatch):
     figures.plt.close("all")
 
 
+def test_one_run_has_its_spread_and_its_evaluations(make_run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
+    folder = make_run("a", TINY, range(20))
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    stds = ["reward_std", *["2.0"] * 20]
+    rows = [f"{line},{std}\n" for line, std in zip(lines, stds, strict=True)]
+    (folder / "metrics.csv").write_text("".join(rows))
+    (folder / "evaluations.csv").write_text(
+        "iteration,env_steps,reward_mean,reward_low,reward_high\n9,1000,12.0,11.0,15.0\n"
+    )
+    figures.plot_run(folder)
+    (axes,) = kept[0].axes
+    band, interval = axes.collections[0], axes.containers[0].lines[2][0]
+    assert band.get_datalim(axes.transData).intervaly.tolist() == [-2, 21]
+    np.testing.assert_allclose(interval.get_segments(), [[[1000, 11], [1000, 15]]])
+    _, labels = axes.get_legend_handles_labels()
+    assert [label.split()[0] for label in labels] == ["±", "reinforce", "evaluation,"]
+    figures.plt.close("all")
+
+
 def test_runs_are_thin_lines_and_their_mean_a_thick_one_up_to_the_slowest_end(make_run, figure_of):
     figure = figure_of(
         *(
