@@ -110,7 +110,7 @@ def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
     `FEW_UPDATES`, and what would change that; else ""."""
     updates, remedy = experiment.iterations, "--iterations sets more"
     if experiment.env_steps is not None:
-        each, _ = most_env_steps_of_an_iteration(experiment, spec)
+        each = most_env_steps_of_an_iteration(experiment, spec)
         updates = FEW_UPDATES if each is None else -(-experiment.env_steps // each)
         remedy = "a smaller --steps-per-iter makes more of a run's --env-steps"
     if updates >= FEW_UPDATES:
