@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING
 
 from flame_rl.settings.checks import Positive
@@ -15,8 +15,7 @@ from flame_rl.settings.parse import parse
 from flame_rl.system.output import say
 
 if TYPE_CHECKING:
-    from flame_rl.tools.checking import Examined
-    from flame_rl.tools.findings import Finding
+    from flame_rl.tools.checking import Examined, Finding
 
 # Columns of the screen, where the second one of the table begins, and the most of a space.
 _WIDTH, _INDENT, _SPACE = 100, 16, 120
@@ -45,8 +44,7 @@ def check(arguments: Sequence[str]) -> int:
     words = {"prog": "main.py check", "description": DESCRIPTION}
     config, command = parse(arguments, **words, extra=CheckFlags)
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.tools.checking import examine
-    from flame_rl.tools.findings import findings
+    from flame_rl.tools.checking import examine, findings
 
     environment = environment_of(config, environment_id(config.experiment.env))
     examined = examine(environment, command.seconds)
@@ -81,7 +79,7 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     lines = [f"{title} ({examined.package})" if examined.package else title]
     if examined.spec is not None:
         lines.append("")
-        rows = _rows(examined, any(each.topic == "checker" for each in found)).items()
+        rows = _rows(examined).items()
         lines += [filled(text, f"  {name}", _INDENT) for name, text in rows if text]
     for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
         texts = [each.text for each in found if each.problem == problem]
@@ -90,15 +88,16 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     return "\n".join(lines if found else [*lines, "", "Nothing is in the way."])
 
 
-def _rows(examined: Examined, remarked: bool) -> dict[str, str]:
-    """The table: names, and what was found out; `remarked` is whether Gymnasium's checker is not
-    content."""
+def _rows(examined: Examined) -> dict[str, str]:
+    """The table: names, and what was found out."""
     from flame_rl.report.header import acted, observed
 
     spec = examined.spec
+    spaces = (spec.observation_space, spec.action_space)
+    observation, action = (shorten(str(each), _SPACE, placeholder=" …") for each in spaces)
     rows = {
-        "observation": f"{observed(spec)}, of {_space(spec.observation_space)}",
-        "action": f"{acted(spec)}, of {_space(spec.action_space)}",
+        "observation": f"{observed(spec)}, of {observation}",
+        "action": f"{acted(spec)}, of {action}",
         "agents": ", ".join(spec.agents)[:200],
         "time limit": "none" if spec.time_limit is None else f"{spec.time_limit:,} steps",
         "layers": " > ".join(examined.layers),
@@ -109,7 +108,7 @@ def _rows(examined: Examined, remarked: bool) -> dict[str, str]:
         least, most = played["observed"]
         rows |= {
             "speed": f"{played['steps_per_second']:,.0f} steps/s in one environment, a reset "
-            f"{_seconds(played['reset_seconds'])}, making one {_seconds(examined.making_seconds)}"
+            f"{played['reset_seconds']:.2g} s, making one {examined.making_seconds:.2g} s"
             f"{memory}",
             "random policy": f"no episode ended within {played['longest']:,} steps"
             if returns is None
@@ -128,16 +127,4 @@ def _rows(examined: Examined, remarked: bool) -> dict[str, str]:
     if not examined.failures:
         repeats = "the same episode for one seed, twice, in another object, and beside another one"
         rows["repeats"] = "no, see below" if examined.differs or examined.beside else repeats
-        said = "not content, see below" if remarked else "content"
-        rows["gymnasium"] = "" if spec.agents else f"its checker is {said}"
     return rows
-
-
-def _space(space: object) -> str:
-    """A space as Gymnasium writes it, in one line, and not too long."""
-    text = " ".join(str(space).split())
-    return text if len(text) <= _SPACE else f"{text[:_SPACE]} …"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

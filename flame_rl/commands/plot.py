@@ -34,14 +34,14 @@ class PlotCommand:
     """Columns of metrics.csv, or evaluation; by default that, or else reward_mean."""
 
     output: Path = Path("curves.png")
-    """The picture, .png or .svg; what is not legible in one goes on in others, as curves-2.png."""
+    """The picture, .png or .svg."""
 
 
 def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.figures import SUFFIXES, pages_of, plot_settings
+    from flame_rl.report.figures import SUFFIXES, plot_settings
     from flame_rl.report.runs import columns_of, compare, group_runs, scores_of
 
     if not command.runs:
@@ -49,20 +49,10 @@ def plot(arguments: Sequence[str]) -> None:
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
     runs = _read(command.runs)
-    for run in runs:
-        done, wanted = len(run.values), run.config.experiment.iterations
-        if done < wanted and run.config.experiment.env_steps is None:
-            warn(
-                f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
-                "keeps its last value from there on"
-            )
     groups = group_runs(runs)
     settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)
-    for number, page in enumerate(pages_of(settings), start=1):
-        more = f"-{number}" if number > 1 else ""
-        picture = command.output.with_stem(f"{command.output.stem}{more}")
-        plot_settings(page, picture, command.columns or ("reward_mean",))
-        say(f"Curves: {picture}")
+    plot_settings(settings, command.output, command.columns or ("reward_mean",))
+    say(f"Curves: {command.output}")
     if len(runs) > 1:
         say(f"\n{compare(settings)}")
 

@@ -66,17 +66,12 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
             f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
             "the folder and resume the copy"
         )
-    experiment, episode = given.experiment, given.output.reproduce
+    experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
             f"--iterations: the run trains until {until:,} env steps, however many iterations that "
             "takes; give --env-steps another number"
-        )
-    fixed = experiment.steps_per_iter is None
-    if fixed and episode is not None and episode >= experiment.episodes_per_iter:
-        raise UsageError(
-            f"--reproduce: an episode from 0 to {experiment.episodes_per_iter - 1}, not {episode}"
         )
     return given
 
@@ -127,10 +122,9 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer.close()
         console.summary(interrupted=stop.is_set())
         if config.output.plot and trainer.totals.iterations:
-            from flame_rl.report.figures import plot_settings
-            from flame_rl.report.runs import group_runs, read_run
+            from flame_rl.report.figures import plot_run
 
-            plot_settings(group_runs([read_run(folder)]), folder / "curves.png")
+            plot_run(folder)
         say(f"Run folder: {path_to_show(folder, here)}")
         say(how_to_go_on(trainer, shlex.quote(str(path_to_show(folder, here)))))
 

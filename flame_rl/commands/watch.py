@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
@@ -17,9 +16,6 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import has_display
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
-
-if TYPE_CHECKING:
-    from flame_rl.run.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -66,9 +62,15 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's return."""
     from rich.progress import Progress
 
+    from flame_rl.run.trainer import Trainer
     from flame_rl.tools.watching import show
 
-    with _load(command, stop) as trainer:
+    environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
+    if command.untrained:
+        made = Trainer(TrainConfig(**environment, **here), stop=stop)
+    else:
+        made = Trainer.load(command.run, command.best, stop=stop, environment=environment, **here)
+    with made as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
@@ -104,14 +106,3 @@ def _tracked(command: WatchCommand) -> str:
         warn(f"warning: {tracker} has not got the film: {error}")
         return ""
     return f", which {tracker} has, too"
-
-
-def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
-    """Make the trainer whose policy is shown."""
-    from flame_rl.run.trainer import Trainer
-
-    here = {"local": True, "workers": 0, "device": "cpu"}
-    if command.untrained:
-        return Trainer(TrainConfig(**command.environment, **here), stop=stop)
-    environment = command.environment
-    return Trainer.load(command.run, command.best, stop=stop, environment=environment, **here)

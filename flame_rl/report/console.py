@@ -3,15 +3,14 @@ progress bar."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from typing import TYPE_CHECKING
 
 from flame_rl.report.header import RULE, header, reached_in_words
+from flame_rl.report.trackers import numbers_of
 from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.presets import STEPS_PER_ITERATION
 from flame_rl.system.output import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 
@@ -23,10 +22,6 @@ LINE_EVERY = 10
 LINE_EVERY_SECONDS = 30.0
 # A first episode that takes longer is told while it plays.
 LONG_EPISODE_SECONDS = 10.0
-# A run of whole episodes that will take longer hears of shorter iterations.
-LONG_RUN_SECONDS = 300.0
-# After this number of iterations in which all returns were the same, a line says so.
-SAME_ITERATIONS = 20
 # Without a terminal, a wait gets a line this often.
 WAIT_LINE_SECONDS = 30.0
 
@@ -50,8 +45,6 @@ class ConsoleReporter:
         self._told_of_length = False
         self._waiting_said_at: float | None = None
         self._retries = self._undone = 0
-        # The least and the greatest return so far.
-        self._least, self._most = math.inf, -math.inf
         self._bar: RunBar | None = None
         say(header(config, spec, distributed, done))
         if sys.stdout is not None and sys.stdout.isatty():
@@ -81,31 +74,18 @@ class ConsoleReporter:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
             loss = f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
-            self._print(
+            self.say(
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {loss}"
             )
             if not self._evaluation_said:
                 self._evaluation_said = True
-                self._print(self._evaluation)
+                self.say(self._evaluation)
         # A bar shows what is left all the time.
-        left, experiment = self._seconds_left(), self._experiment
-        whole = experiment.steps_per_iter is None and experiment.env_steps is None
-        if self._bar is None and (first or late) and left >= LINE_EVERY_SECONDS:
-            shorter = first and left >= LONG_RUN_SECONDS and whole
-            remedy = f"; --steps-per-iter {STEPS_PER_ITERATION} may make it shorter" * shorter
-            self._print(f"  {self._left()}{remedy}")
-        self._least = min(self._least, result.reward_min)
-        self._most = max(self._most, result.reward_max)
-        same = self._least == self._most and not self._done.iterations
-        if same and result.iteration + 1 == SAME_ITERATIONS:
-            self._print(
-                f"  All {result.episodes:,} episodes so far have had the same return, "
-                f"{result.reward_min:g}: nothing tells good actions from bad ones yet. Rewards on "
-                "the way, an easier beginning or more exploration may help"
-            )
+        if self._bar is None and (first or late) and self._seconds_left() >= LINE_EVERY_SECONDS:
+            self.say(f"  {self._left()}")
         if self._config.output.verbose:
-            self._print(details(result))
+            self.say(details(result))
 
     def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
         """Show how much of a request has been played: below the bar, or in a line every
@@ -134,17 +114,13 @@ class ConsoleReporter:
             if not episodes:
                 limit = self._spec.time_limit
                 length = "without a time limit" if limit is None else f"of up to {limit:,} steps"
-                self._print(
+                self.say(
                     f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended: "
                     f"{wanted} are asked for, {length} (see --max-episode-steps)"
                 )
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
-            self._print(f"  {text}, {duration_in_words(now - self._began)} since the start")
-
-    def say(self, text: str) -> None:
-        """Print a line of a backend's."""
-        self._print(text)
+            self.say(f"  {text}, {duration_in_words(now - self._began)} since the start")
 
     def waiting(self, text: str) -> None:
         """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
@@ -154,7 +130,7 @@ class ConsoleReporter:
             self._waiting_said_at = None
         elif self._bar is None and (said_at is None or now - said_at >= WAIT_LINE_SECONDS):
             self._waiting_said_at = now
-            self._print(text)
+            self.say(text)
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -194,11 +170,12 @@ class ConsoleReporter:
             lines.append(self._evaluation)
         if last and reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
-        self._print("\n".join([*lines, RULE]))
+        self.say("\n".join([*lines, RULE]))
 
     # Its lines and its bar
 
-    def _print(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line, of a backend's too."""
         # Without a bar not by rich, so that a pipe gets exactly this text, line by line.
         (self._bar.print if self._bar is not None else say)(text)
 
@@ -231,24 +208,12 @@ class ConsoleReporter:
 
 def details(result: IterationResult) -> str:
     """What --verbose prints of an iteration."""
-    timing = result.timing
-    seconds = {"collecting": timing.collecting, "updating": timing.updating}
-    if result.evaluation is not None:
-        seconds["evaluating"] = timing.evaluating
-    texts = {
-        "returns": f"{result.reward_mean:.1f} ± {result.reward_std:.1f}, "
-        f"{result.reward_min:.1f} to {result.reward_max:.1f}, "
-        f"in episodes of {result.length_mean:.1f} steps",
-        "parts": ", ".join(f"{name} {value:.1f}" for name, value in result.reward_parts.items()),
-        "outcomes": ", ".join(f"{name} {value:.2f}" for name, value in result.outcomes.items()),
-        "update": ", ".join(f"{name} {value:.4g}" for name, value in result.losses.items()),
-        "speed": f"{timing.env_steps_per_second:.0f} env steps/s; seconds "
-        + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
-        + f" (waiting {timing.waiting:.2f})",
-        "evaluation": str(result.evaluation or ""),
-    }
-    lines = [f"    {name:12}{text}" for name, text in texts.items() if text or name == "update"]
-    return "\n".join([f"  iteration {result.iteration}", *lines])
+    lines = [f"  iteration {result.iteration}"]
+    for group, numbers in numbers_of(result).items():
+        if numbers:
+            shown = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+            lines.append(f"    {group:12}{shown}")
+    return "\n".join(lines)
 
 
 def duration_in_words(seconds: float) -> str:

@@ -13,7 +13,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import EVALUATION, Axis, Setting, mean_curve, smooth
+from flame_rl.report.runs import (
+    EVALUATION,
+    Axis,
+    Setting,
+    group_runs,
+    mean_curve,
+    read_run,
+    smooth,
+)
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")
@@ -30,38 +38,15 @@ _STYLES = tuple(
         (_BLACK, _RED, _LIGHT_BLUE, _BLUE, "#E69F00", "#009E73", "#CC79A7"), "os^DvPX", strict=True
     )
 )
-# Environments below one another.
-_MOST_ROWS = 6
 # Markers on each line.
 _MARKERS = 8
 _CAPTION = (
     "Moving averages over a tenth of the iterations. Thick: mean of the seeds; a run that has "
     "ended keeps\nits last value. Thin: each seed, or of a single one its iterations, not averaged."
 )
-# Characters beside one another in the legend, for each inch of the picture.
-_LEGEND_WIDTH = 12
 
 
 # The curves of runs
-
-
-def pages_of(settings: list[Setting]) -> list[list[Setting]]:
-    """The settings in parts that are legible in one picture each: a few environments, a few
-    names."""
-    envs = list(dict.fromkeys(setting.env for setting in settings))
-    pages = []
-    for some in _in_parts(envs, _MOST_ROWS):
-        here = [setting for setting in settings if setting.env in some]
-        names = list(dict.fromkeys(setting.name for setting in here))
-        for part in _in_parts(names, len(_STYLES)):
-            pages.append([setting for setting in here if setting.name in part])
-    return pages
-
-
-def _in_parts(names: list[str], most: int) -> list[list[str]]:
-    """As few parts as can be, of about the same size."""
-    count = -(-len(names) // most)
-    return [list(part) for part in np.array_split(np.array(names, object), count)]
 
 
 def plot_settings(
@@ -69,7 +54,7 @@ def plot_settings(
 ) -> None:
     """Draw the curves of settings, a row of panels for each environment, and show them where there
     is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
-    steps alone. `settings` are those of one page, see `pages_of`."""
+    steps alone. The lines of more than seven names are dashed or dotted, too."""
     choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
@@ -92,12 +77,11 @@ def plot_settings(
         row[0].set_ylabel("return in evaluations" if evaluated else label)
         row[0].set_title(env, loc="left", fontweight="bold")
     # The lines of all panels, each label once.
-    handles = [axes.get_legend_handles_labels() for axes in panels.ravel()]
-    named = {label: line for pair in handles for line, label in zip(*pair, strict=True)}
-    # Long names need fewer columns to fit in the picture.
-    beside = _LEGEND_WIDTH * width // (10 + max(map(len, named)))
+    lines = [line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]]
+    named = {line.get_label(): line for line in lines}
+    # An inch has room for twelve characters of names.
+    beside = 12 * width // (10 + max(map(len, named)))
     legend = figure.legend(
-        labels=list(named),
         handles=list(named.values()),
         loc="outside lower center",
         ncols=min(len(names), max(1, beside)),
@@ -110,9 +94,32 @@ def plot_settings(
     save_and_show(figure, path)
 
 
+def plot_run(folder: Path) -> Path:
+    """Draw curves.png of a run folder over env steps, and show it where there is a display: the
+    return, its spread over the episodes of an iteration, and the evaluations; returns its path."""
+    run = read_run(folder)
+    (setting,) = group_runs([run])
+    figure, axes = _one_panel(ylabel="return of an episode", title=setting.env)
+    mean, std = (np.array(run.metrics[name]) for name in ("reward_mean", "reward_std"))
+    spread = "± 1 standard deviation of the episodes"
+    axes.fill_between(run.metrics["env_steps"], mean - std, mean + std, color="0.85", label=spread)
+    _draw(axes, "env_steps", setting, 0)
+    if rows := run.evaluations:
+        mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
+        # Rounding may put an interval's end on the other side of the mean.
+        reach = np.maximum(0, [mean - low, high - mean])
+        style = {"fmt": "D", "color": _RED, "markersize": 4, "capsize": 2}
+        label = "evaluation, with its 95 % interval"
+        axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)
+    _finish(axes, "env_steps")
+    axes.legend(title="Thick: moving average over a tenth of the iterations")
+    return save_and_show(figure, folder / "curves.png")
+
+
 def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     """Thin lines for the runs (for the iterations of a single one), a thick line for their mean."""
-    style, runs = _STYLES[number], setting.runs
+    again, place = divmod(number, len(_STYLES))
+    style, runs = _STYLES[place], setting.runs
     single = len(runs) == 1
     for run in runs:
         heights = run.values if single else smooth(run.values)
@@ -122,11 +129,12 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     x, mean = mean_curve(runs, axis)
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
-    first = number * step // len(_STYLES)
+    first = place * step // len(_STYLES)
     seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
     # Not hidden for its leading underscore, and without mathematics.
     name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")
     thick = {"linewidth": 2.4, "markevery": (first, step), "markersize": 5}
+    thick["linestyle"] = ("-", "--", ":")[min(again, 2)]
     axes.plot(x, mean, label=f"{name} ({seeds})", **thick, **style)
 
 

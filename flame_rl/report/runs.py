@@ -3,11 +3,10 @@ run is."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -25,6 +24,7 @@ from flame_rl.system.errors import UsageError
 
 # The horizontal axis of a curve: an attribute of `Run`.
 Axis = Literal["env_steps", "seconds"]
+Columns = dict[str, list[float]]
 
 # Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
 EVALUATION = "evaluation"
@@ -44,13 +44,16 @@ _WIDTH = 10_000
 class Run:
     """The learning curve of a run: its folder and settings, by the end of each iteration the total
     number of env steps and of seconds of collecting and updating, and the mean return of its
-    episodes, or another column of metrics.csv; all arrays float64 [iterations]."""
+    episodes, or another column of metrics.csv; all arrays float64 [iterations]. `metrics` and
+    `evaluations` have the columns of these files."""
 
     folder: Path
     config: TrainConfig
     env_steps: np.ndarray
     seconds: np.ndarray
     values: np.ndarray
+    metrics: Columns
+    evaluations: Columns
 
 
 @dataclass(frozen=True)
@@ -69,37 +72,34 @@ class Setting:
         return environment_id(self.runs[0].config.experiment.env_name)
 
 
-@contextlib.contextmanager
-def _read_in(folder: Path) -> Iterator[None]:
-    """Raise UsageError where what the block reads in a folder is not there, or damaged."""
+def _read(folder: Path) -> tuple[TrainConfig, Columns, Columns, Columns]:
+    """A run's settings, and the columns of metrics.csv, timing.csv and evaluations.csv, none of a
+    file that is not there. Raises UsageError if `folder` is no run folder, or damaged."""
     try:
-        yield
+        config = read_config(folder)
+        metrics, timing, evaluations = (
+            read_columns(path) if (path := folder / name).exists() else {}
+            for name in (METRICS_NAME, TIMING_NAME, EVALUATIONS_NAME)
+        )
+        for table, names in ((metrics, ("env_steps", "reward_mean")), (timing, _SECONDS[:2])):
+            if table and not np.isfinite([table[name] for name in names]).all():
+                raise ValueError(f"there are gaps in {' or '.join(names)}")
     except (OSError, UsageError, LookupError, ValueError, TypeError) as error:
         readable = "" if isinstance(error, OSError) else " that can be read"
         raise UsageError(f"{folder} holds no run{readable}: {error}") from error
+    return config, metrics, timing, evaluations
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's files. Raises UsageError if `folder` is no run folder, or no iteration was
-    finished."""
-    with _read_in(folder):
-        config = read_config(folder)
-        metrics, timing = (read_columns(folder / name) for name in (METRICS_NAME, TIMING_NAME))
+    """Read a run's files. Raises UsageError as `_read` does, or if no iteration was finished."""
+    config, metrics, timing, evaluations = _read(folder)
     # A run that was killed may have one row more in metrics.csv than in timing.csv.
     count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
     if count == 0:
-        raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
-
-    def column(file: str, name: str) -> np.ndarray:
-        table = metrics if file == METRICS_NAME else timing
-        values = np.array(table.get(name, [np.nan])[:count])
-        if not np.isfinite(values).all():
-            raise UsageError(f"{folder / file}: the column {name} is missing or has gaps")
-        return values
-
-    steps, returns = (column(METRICS_NAME, name) for name in ("env_steps", "reward_mean"))
-    seconds = np.cumsum(sum(column(TIMING_NAME, name) for name in _SECONDS[:2]))
-    return Run(folder, config, steps, seconds, returns)
+        raise UsageError(f"{folder}: no iteration was finished; its tables have no rows")
+    steps, returns = (np.array(metrics[name][:count]) for name in ("env_steps", "reward_mean"))
+    seconds = np.cumsum(np.sum([timing[name][:count] for name in _SECONDS[:2]], axis=0))
+    return Run(folder, config, steps, seconds, returns, metrics, evaluations)
 
 
 def group_runs(runs: list[Run]) -> list[Setting]:
@@ -135,29 +135,29 @@ def scores_of(settings: list[Setting]) -> list[Setting]:
     found = []
     for env in dict.fromkeys(setting.env for setting in settings):
         here = [setting for setting in settings if setting.env == env]
-        try:
-            found += [each for one in here for each in columns_of([one], (EVALUATION,))]
-        except (UsageError, ValueError):
-            found += here
+        evaluated = all(run.evaluations for setting in here for run in setting.runs)
+        found += columns_of(here, (EVALUATION,)) if evaluated else here
     return found
 
 
 def _with_column(run: Run, column: str) -> Run:
     """The run with the values of a column, in the iterations that have one."""
-    evaluation = column == EVALUATION
-    name = "reward_mean" if evaluation else column
-    path = run.folder / (EVALUATIONS_NAME if evaluation else METRICS_NAME)
-    if evaluation and not path.exists():
-        raise UsageError(f"--columns: {run.folder} has no evaluations; --evaluate-every makes them")
-    table = read_columns(path)
-    if name not in table and not evaluation:
-        raise UsageError(f"--columns: {path} has no column {name!r}; it has {', '.join(table)}")
-    values = np.array(table.get(name, ()))
-    iterations = np.array(table.get("iteration", ()), np.int64)
+    table, name = run.metrics, column
+    if column == EVALUATION:
+        table, name = run.evaluations, "reward_mean"
+        if not table:
+            raise UsageError(
+                f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
+            )
+    if name not in table:
+        raise UsageError(
+            f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"
+        )
+    values, iterations = np.array(table[name]), np.array(table["iteration"], np.int64)
     # Iterations of a warm-up have no loss, for example.
     there = np.isfinite(values) & (iterations < len(run.values))
     if not there.any():
-        raise UsageError(f"--columns: {path}: the column {name} has no values; draw another")
+        raise UsageError(f"--columns: {run.folder}: the column {name} has no values")
     at = iterations[there]
     steps, seconds = run.env_steps[at], run.seconds[at]
     return replace(run, values=values[there], env_steps=steps, seconds=seconds)
@@ -268,21 +268,15 @@ class RunRow:
 
 def read_row(folder: Path) -> RunRow:
     """The row of a run folder. Raises UsageError if it is damaged."""
-    with _read_in(folder):
-        config = read_config(folder)
-        metrics, timing, evaluations = (
-            read_columns(path) if (path := folder / name).exists() else {}
-            for name in (METRICS_NAME, TIMING_NAME, EVALUATIONS_NAME)
-        )
-        experiment = config.experiment
-        returns, evaluated = metrics.get("reward_mean", []), evaluations.get("reward_mean", [])
-        scores, done = evaluated or returns, len(returns)
-        steps = int(metrics["env_steps"][-1]) if done else 0
-        # Without a row of its own, no evaluation was due.
-        latest = evaluations.get("iteration", [])[-1:]
-        due = experiment.evaluate_every is None or latest == [done - 1]
-        totals = Totals(done, 0, steps, mean_return=scores[-1] if scores and due else None)
-        seconds = float(sum(sum(timing.get(name, [])) for name in _SECONDS))
+    config, metrics, timing, evaluations = _read(folder)
+    experiment = config.experiment
+    returns, evaluated = metrics.get("reward_mean", []), evaluations.get("reward_mean", [])
+    scores, done = evaluated or returns, len(returns)
+    steps = int(metrics["env_steps"][-1]) if done else 0
+    # Without a row of its own, no evaluation was due.
+    latest = evaluations.get("iteration", [])[-1:]
+    due = experiment.evaluate_every is None or latest == [done - 1]
+    totals = Totals(done, 0, steps, mean_return=scores[-1] if scores and due else None)
     state = "done" if ended(experiment, totals) else "interrupted"
     return RunRow(
         run=folder,
@@ -293,7 +287,7 @@ def read_row(folder: Path) -> RunRow:
         score="evaluation" if evaluated else "training",
         last=scores[-1] if scores else None,
         best=max(scores, default=None),
-        seconds=seconds,
+        seconds=float(sum(sum(timing.get(name, [])) for name in _SECONDS)),
         state="running" if is_held(folder) else state,
     )
 

@@ -18,8 +18,9 @@ PROJECT = "flame-rl"
 Settings = dict[str, str | float | bool]
 
 
-def _scalars_of(result: IterationResult) -> dict[str, float]:
-    """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
+def numbers_of(result: IterationResult) -> dict[str, Mapping[str, float]]:
+    """Returns, metrics of the update, the evaluation where there was one, and times, each group by
+    name."""
     timing = result.timing
     rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
     groups: dict[str, Mapping[str, float]] = {
@@ -33,9 +34,7 @@ def _scalars_of(result: IterationResult) -> dict[str, float]:
     if result.evaluation is not None:
         groups["seconds"]["evaluating"] = timing.evaluating
         groups["evaluation"] = result.evaluation.numbers()
-    return {
-        f"{group}/{name}": n for group, numbers in groups.items() for name, n in numbers.items()
-    }
+    return groups
 
 
 def _settings_of(config: TrainConfig) -> Settings:
@@ -73,7 +72,9 @@ class TrackReporter:
     def report(self, result: IterationResult) -> None:
         if self._run is None:
             self._run = self._start()
-        self._run.log(_scalars_of(result), result.env_steps)
+        groups = numbers_of(result).items()
+        named = {f"{group}/{name}": n for group, own in groups for name, n in own.items()}
+        self._run.log(named, result.env_steps)
 
     def close(self) -> None:
         if self._run is not None:

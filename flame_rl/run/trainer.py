@@ -127,7 +127,7 @@ class Trainer:
         self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
-        if config.overlap and (self.distributed or local_workers(config)):
+        if config.algorithm.overlap and (self.distributed or local_workers(config)):
             self._backend = PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.

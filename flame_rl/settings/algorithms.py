@@ -48,9 +48,11 @@ class AlgorithmSettings:
         may_change: fields of `Experiment` that a trained policy may be given anew.
         overlap: whether the next iteration's episodes are collected during an update.
         shared_torso: whether policy and values share layers.
+        title: the name as people write it, by default in capitals: most are abbreviations.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     may_change: ClassVar[tuple[str, ...]] = ()
     overlap: ClassVar[bool] = False
     shared_torso: ClassVar[bool] = False
@@ -64,14 +66,10 @@ class AlgorithmSettings:
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
             ALGORITHMS[cls.name] = cls
+            cls.title = vars(cls).get("title", cls.name.upper())
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    @property
-    def title(self) -> str:
-        """The algorithm's name as people write it: most are abbreviations."""
-        return self.name.upper()
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,10 @@ class PolicyGradient:
 
 @dataclass(frozen=True)
 class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
-    """Updates from the episodes of one iteration, which the policy itself has played."""
+    """Updates from the episodes of one iteration, which the policy itself has played; with
+    `trains_values` there is a value network."""
+
+    trains_values: ClassVar[bool] = True
 
     learning_rate_decay: bool = True
 
@@ -130,11 +131,6 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     auxiliary_weights: tuple[NonNegative, ...] = ()
     """A weight for each of --auxiliary."""
-
-    @property
-    def trains_values(self) -> bool:
-        """Whether there is a value network."""
-        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -180,26 +180,13 @@ class TrainConfig:
         return self.of_sections({name: replace(each, **values[name]) for name, each in sections})
 
     @property
-    def overlap(self) -> bool:
-        """Whether the next iteration is collected during an update; see the algorithms' flag."""
-        return self.algorithm.overlap
-
-    @property
     def algorithm_name(self) -> str:
         """The algorithm's name on the command line."""
         return self.algorithm.name
 
     def __str__(self) -> str:
-        """All settings as training uses them, one per line."""
-        rows = [f"{'algorithm':<24}{self.algorithm_name}"]
-        for section, settings in vars(self).items():
-            rows.append(f"\n{section}")
-            for name, value in vars(settings).items():
-                value = self.experiment.env_name if name == "env" else value
-                words = value if isinstance(value, tuple) else (value,)
-                text = " ".join(map(str, words)) or "none"
-                rows.append(f"  {name:<24}{text}")
-        return "\n".join(rows)
+        """All settings as training uses them, as config.json has them."""
+        return self.to_json()
 
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by section as JSON values, for config.json and checkpoints."""

@@ -1,5 +1,5 @@
 """Examine an environment: its spaces, how fast it is, whether it repeats itself, and what a random
-policy earns.
+policy earns; then what stands in the way of training, and the remedy.
 
 Everything is played in forks of this process, so that an environment that crashes or hangs is
 described as far as it came.
@@ -15,9 +15,9 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
@@ -34,6 +34,8 @@ from flame_rl.actor.simulators.repeatable import (
     check_repeats,
     random_actions,
 )
+from flame_rl.run.checks import about_goals, environment_warnings
+from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -42,10 +44,12 @@ from flame_rl.wire.steps import step_columns
 # Numbers beyond it are far from the 1 that networks are made for.
 FAR = 100.0
 _EPISODES = 100
-# Of the episodes whose info is looked at, and whose actions are at their bounds.
-_STEPS = 100
 # When a fork is killed, beyond the time that it plays.
 _MORE_SECONDS = 120
+_MOST_OF_CHECKER = 4
+# What Gymnasium's checker recommends that this package does: it scales actions, and takes any
+# bounds of observations.
+_OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,13 @@ def _play(
         note({"layers": [type(each).__name__ for each in layers], "making_seconds": making})
         note({"module": type(simulator.first.unwrapped).__module__})
         note({"doing": "it was played with random actions"})
+        names: dict[str, None] = {}
+        _collect_names(simulator.first, bool(spec.agents), names)
         note({"played": random_play(simulator, spec, seconds)})
-        note({"action_mask": simulator.masks.found_in})
-        note({"doing": "it was played with actions at their bounds"})
-        note({"info": _names_in_info(simulator, spec)})
+        note({"action_mask": simulator.masks.found_in, "info": list(names)[:50]})
+        if not spec.choices:
+            note({"doing": "it was played with actions at their bounds"})
+            random_play(simulator, spec, seconds / 10, at_bounds=True)
     except SimulatorError as error:
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
@@ -160,9 +167,9 @@ def _last_line(cause: str) -> str:
 
 
 def random_play(
-    simulator: EnvironmentsSimulator, spec: EnvironmentSpec, seconds: float
+    simulator: EnvironmentsSimulator, spec: EnvironmentSpec, seconds: float, at_bounds: bool = False
 ) -> dict[str, Any]:
-    """Play up to a hundred episodes of random actions.
+    """Play up to a hundred episodes of random actions, or of the least and the greatest numbers.
 
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
@@ -175,6 +182,7 @@ def random_play(
     """
     agents, generator = simulator.agents, np.random.default_rng(SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
+    (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
     steps, longest, stepping, resetting = 0, 0, 0.0, 0.0
 
@@ -194,12 +202,12 @@ def random_play(
         look("reset", running)
         earned, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            actions = _random_actions(simulator, spec, generator)
+            actions = random_actions(simulator, column, generator, slice(0, agents))
             if simulator.masks.read:
                 masks = simulator.action_masks[running]
                 allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())
             began = time.monotonic()
-            simulator.step(actions, running)
+            simulator.step(np.sign(actions) if at_bounds else actions, running)
             stepping += time.monotonic() - began
             length += 1
             look(f"step {length}", running)
@@ -226,14 +234,6 @@ def random_play(
     }
 
 
-def _random_actions(
-    simulator: EnvironmentsSimulator, spec: EnvironmentSpec, generator: np.random.Generator
-) -> np.ndarray:
-    """Random actions of all agents of the first environment."""
-    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
-    return random_actions(simulator, actions, generator, slice(0, simulator.agents))
-
-
 def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]:
     """The numbers of an observation beyond `FAR`, but for bytes, which are scaled: their names, as
     Python indexes them, and greatest values."""
@@ -257,30 +257,20 @@ def _spread(values: Any) -> dict[str, float] | None:
     return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
 
 
-def _names_in_info(simulator: EnvironmentsSimulator, spec: EnvironmentSpec) -> list[str]:
-    """The names of what is in `info` during an episode, in which numbers are the least and the
-    greatest that a policy's become, and choices are random."""
-    names: dict[str, None] = {}
-    env = simulator.first
+def _collect_names(env: Any, several: bool, names: dict[str, None]) -> None:
+    """Let `names` take those of the entries of `info` that an environment returns from now on, of
+    `several` agents one for each."""
 
-    def noting(function: Callable[..., tuple]) -> Callable[..., tuple]:
+    def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
         def call(*arguments: Any, **options: Any) -> tuple:
             *returned, info = function(*arguments, **options)
-            for own in info.values() if spec.agents else (info,):
+            for own in info.values() if several else (info,):
                 names.update(dict.fromkeys(map(str, own)))
             return *returned, info
 
         return call
 
-    env.reset, env.step = noting(env.reset), noting(env.step)
-    running, generator = np.arange(simulator.agents), np.random.default_rng(SEED)
-    simulator.reset(running, np.full(len(running), SEED))
-    for _ in range(_STEPS):
-        if len(running):
-            chosen = _random_actions(simulator, spec, generator)
-            simulator.step(chosen if spec.choices else np.sign(chosen), running)
-            running = running[~(simulator.terminated | simulator.truncated)[running]]
-    return list(names)[:50]
+    env.reset, env.step = collecting(env.reset), collecting(env.step)
 
 
 def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
@@ -308,3 +298,76 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
     if ended:
         return [_how_it_ended("Gymnasium's checker played it", ended)]
     return found.get("texts", [])
+
+
+# What follows for training
+
+
+class Finding(NamedTuple):
+    """A sentence with a cause and a remedy. It is a problem where training fails, or its results
+    cannot be repeated, and otherwise advice."""
+
+    problem: bool
+    topic: str
+    text: str
+
+
+def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
+    """The problems, then the advice; `config` is of a run in the environment."""
+    found = [Finding(True, "fails", text) for text in examined.failures]
+    differing = [text for text in (examined.differs, examined.beside) if text]
+    found += [Finding(True, "repeats", text) for text in differing]
+    advice = [("repeats", text) for text in examined.notes]
+    advice += [*_of_spec(examined, config), *_of_play(examined)]
+    remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
+    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
+    return found + [Finding(False, *each) for each in advice]
+
+
+def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Topics and sentences about spaces, the time limit, goals, and rewards that are vectors."""
+    spec, played = examined.spec, examined.played
+    if spec is None:
+        return
+    yield from (("spaces", text) for text in environment_warnings(config, spec))
+    if spec.time_limit is None or spec.limited_by_default:
+        limit, text = spec.time_limit, "Gymnasium knows no time limit"
+        if played is not None:
+            ended = played["returns"] and played["longest"] != limit
+            text += f"; here {'' if ended else 'no '}episodes ended by step {played['longest']:,}"
+        remedy = "--max-episode-steps N cuts them"
+        if limit is not None:
+            remedy = f"Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
+        yield "time limit", f"{text}. {remedy}"
+    if text := about_goals(spec):
+        yield "goals", text
+    if spec.reward_shape:
+        text = f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights"
+        yield "rewards", f"{text}, with a weight for each, says what is learned from"
+
+
+def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
+    """Topics and sentences about what a random policy met."""
+    if (played := examined.played) is None:
+        return
+    rewards = played["rewards"]
+    if played["far"]:
+        name, value = played["far"][0]
+        yield (
+            "observations",
+            f"{len(played['far'])} of the numbers go beyond {FAR:.0f}, {name} up to {value:,.0f}: "
+            "--normalize-observations True where the algorithm has it, or a --wrapper of your own",
+        )
+    largest = max(abs(rewards["least"]), abs(rewards["most"]))
+    if not largest:
+        yield (
+            "rewards",
+            f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
+            "begins like one: reward what leads there (--reward), or let episodes begin nearer",
+        )
+    elif largest > FAR:
+        yield (
+            "rewards",
+            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
+            "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
+        )

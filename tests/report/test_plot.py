@@ -189,6 +189,27 @@ def figure_of(monkeypatch):
     figures.plt.close("all")
 
 
+def test_one_run_has_its_spread_and_its_evaluations(make_run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
+    folder = make_run("a", TINY, range(20))
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    stds = ["reward_std", *["2.0"] * 20]
+    rows = [f"{line},{std}\n" for line, std in zip(lines, stds, strict=True)]
+    (folder / "metrics.csv").write_text("".join(rows))
+    (folder / "evaluations.csv").write_text(
+        "iteration,env_steps,reward_mean,reward_low,reward_high\n9,1000,12.0,11.0,15.0\n"
+    )
+    figures.plot_run(folder)
+    (axes,) = kept[0].axes
+    band, interval = axes.collections[0], axes.containers[0].lines[2][0]
+    assert band.get_datalim(axes.transData).intervaly.tolist() == [-2, 21]
+    np.testing.assert_allclose(interval.get_segments(), [[[1000, 11], [1000, 15]]])
+    _, labels = axes.get_legend_handles_labels()
+    assert [label.split()[0] for label in labels] == ["±", "reinforce", "evaluation,"]
+    figures.plt.close("all")
+
+
 def test_runs_are_thin_lines_and_their_mean_a_thick_one_up_to_the_slowest_end(make_run, figure_of):
     figure = figure_of(
         *(
@@ -231,7 +252,7 @@ def test_the_legend_of_long_names_fits_into_the_picture(make_run, figure_of):
 @pytest.mark.parametrize(
     ("change", "words", "message"),
     [
-        (lambda folder: (folder / "timing.csv").unlink(), (), "a holds no run"),
+        (lambda folder: (folder / "timing.csv").unlink(), (), "a: no iteration was finished"),
         (
             lambda folder: (folder / "config.json").write_text("{}"),
             (),
@@ -373,19 +394,13 @@ def test_a_folder_of_runs_stands_for_every_run_below_it(make_run, tmp_path, draw
     assert capsys.readouterr().err == ""
 
 
-def test_what_one_picture_cannot_show_goes_on_in_others(make_run, tmp_path, drawn, capsys):
-    for number in range(9):
-        config = config_of(learning_rate=0.1 / (number + 1))
-        make_run(f"rate {number}", config, range(20))
-    for number in range(7):
-        make_run(f"env {number}", config_of(env=f"Some-v{number}"), range(20))
-    plot([str(tmp_path), "--output", str(tmp_path / "all.svg")])
-    assert list(drawn) == ["all.svg", "all-2.svg", "all-3.svg"]
-    names = [text.get_text() for figure in drawn.values() for text in figure.legends[0].get_texts()]
-    assert len(names) == 9 + 1 + 1 and len(set(names)) == 10
-    titles = [axes.get_title(loc="left") for figure in drawn.values() for axes in figure.axes[::2]]
-    assert sorted({*titles}) == ["CartPole-v1", *(f"Some-v{n}" for n in range(7))]
-    assert capsys.readouterr().out.count("Curves: ") == 3
+def test_lines_beyond_the_seventh_are_dashed(make_run, figure_of):
+    rates = [0.1 / (number + 1) for number in range(9)]
+    configs = [config_of(learning_rate=rate) for rate in rates]
+    figure = figure_of(*(make_run(f"{n}", each, range(20)) for n, each in enumerate(configs)))
+    lines = figure.axes[0].get_legend_handles_labels()[0]
+    styles = [(line.get_color(), line.get_linestyle()) for line in lines]
+    assert [style for _, style in styles] == ["-"] * 7 + ["--"] * 2 and len(set(styles)) == 9
 
 
 def test_students_quantiles_are_those_of_the_tables():

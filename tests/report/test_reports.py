@@ -110,7 +110,7 @@ def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     shown, metrics = scalars(tmp_path / "run"), table(tmp_path / "run", "metrics.csv")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("    parts ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("    reward ")]
     assert len(lines) == len(metrics) == 2
     for row, line in zip(metrics, lines, strict=True):
         # In each episode of three steps the costs are 0, 1 and 2.
@@ -119,7 +119,7 @@ def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
         assert row["reward_learned"] == pytest.approx(row["gain"] - 6)
         for name in ("gain", "cost", "reward_learned"):
             assert shown[f"reward/{name}"][row["env_steps"]] == pytest.approx(row[name])
-            assert f"{name} {row[name]:.1f}" in line
+            assert f"{name} {row[name]:.6g}" in line
 
 
 def test_outcomes_are_shown_wherever_rewards_are(tmp_path):
@@ -142,7 +142,7 @@ def test_outcomes_are_shown_wherever_rewards_are(tmp_path):
     assert evaluation["episode.r"] == pytest.approx(3 - 5 * evaluation["is_success"])
     assert f"  Final is_success: {metrics[-1]['is_success']:.2f}" in done.stdout.splitlines()
     assert f", is_success {evaluation['is_success']:.2f}, episode.r " in done.stdout
-    assert f"    outcomes    is_success {metrics[0]['is_success']:.2f}, " in done.stdout
+    assert f"    outcome     is_success {metrics[0]['is_success']:.6g}, " in done.stdout
     judged = run_here("evaluate", "run", "--workers", "0", "--local", cwd=tmp_path)
     assert re.search(r"\n  is_success: 0\.\d\d\n", judged.stdout), judged
 
@@ -182,20 +182,21 @@ def test_verbose_adds_lines_and_changes_none(reported, tmp_path):
     def timeless(lines: list[str]) -> list[str]:
         return [re.sub(r"\d+\.\d+ episodes/sec|time: \S+", "", line) for line in lines]
 
-    details = ("  iteration ", "    returns ", "    update ", "    speed ", "    evaluation ")
+    groups = ("reward", "episodes", "update", "speed", "seconds", "evaluation")
+    details = ("  iteration ", *(f"    {group} " for group in groups))
     lines = output.splitlines()
     rest = [line for line in lines if not line.startswith(details)]
     assert timeless(rest) == timeless(plain.stdout.splitlines())
-    for start, count in zip(details, (6, 6, 6, 6, 3), strict=True):
+    for start, count in zip(details, (6, 6, 6, 6, 6, 6, 3), strict=True):
         assert sum(line.startswith(start) for line in lines) == count
     row = table(run, "metrics.csv")[0]
     first = lines.index("  iteration 0")
-    assert f"{row['reward_mean']:.1f} ± {row['reward_std']:.1f}" in lines[first + 1]
+    assert f"mean {row['reward_mean']:.6g}, std {row['reward_std']:.6g}" in lines[first + 1]
     for name in ("loss", "value_loss", "kl", "policy_entropy", "explained_variance"):
-        assert f"{name} {row[name]:.4g}" in lines[first + 2]
-    assert "env steps/s" in lines[first + 3] and "waiting" in lines[first + 3]
+        assert f"{name} {row[name]:.6g}" in lines[first + 3]
+    assert "env_steps_per_second" in lines[first + 4] and "waiting" in lines[first + 5]
     (evaluated, *_) = table(run, "evaluations.csv")
-    assert f"mean {evaluated['reward_mean']:.1f} (95 %: " in next(
+    assert f"reward_mean {evaluated['reward_mean']:.6g}, " in next(
         line for line in lines if line.startswith("    evaluation")
     )
 

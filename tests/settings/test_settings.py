@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from typing import get_args, get_type_hints
 
@@ -156,7 +157,7 @@ def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
         (found,) = (
             vars(getattr(config, p))[name] for p in SECTIONS if name in vars(getattr(config, p))
         )
-        assert found == value and f"{name:<24}{value}" in str(config)
+        assert found == value and f'"{name}": {json.dumps(value)}' in str(config)
     other = TrainConfig(env=env, algorithm=algorithm, learning_rate=0.125)
     assert other.algorithm.learning_rate == 0.125
 

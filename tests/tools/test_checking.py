@@ -15,8 +15,7 @@ from gymnasium import spaces
 
 from flame_rl.settings.config import TrainConfig
 from flame_rl.tools import checking
-from flame_rl.tools.checking import Examined, examine
-from flame_rl.tools.findings import findings
+from flame_rl.tools.checking import Examined, examine, findings
 from flame_rl.wire.messages import Environment
 from tests.environments import ONE, Base
 from tests.helpers import environment_id, run_here
@@ -240,11 +239,11 @@ def test_an_environment_that_hangs_is_given_up(monkeypatch):
     [
         (
             environment_id("LargeObservationAction"),
-            r"1 of the numbers .* 100, observation\[0\] up to 1,500\.",
+            r"1 of the numbers .* 100, observation\[0\] up to 1,500:",
         ),
-        (environment_id("LargeObservationAction"), "by ddpg, td3, sac with --normalize-observ"),
+        (environment_id("LargeObservationAction"), "--normalize-observations True where"),
         (environment_id("LargeObservationAction"), "no time limit; here episodes ended by step 4"),
-        (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit, and none ended within "),
+        (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit; here no episodes ended by step "),
         (environment_id("TwoRewards"), "a vector of 2 numbers: --reward-weights"),
         ("tests.goals:Bits-v0", "with --hindsight future"),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
@@ -275,11 +274,6 @@ def played(**changes):
             {"played": played(rewards={"count": 9, "least": -1000.0, "most": 1.0})},
             "a reward of 1,000 is far from 1: --reward-scale",
         ),
-        ({"played": played(steps_per_second=10.0)}, "100,000 steps take a worker 2.8 hours"),
-        ({"played": played(reset_seconds=0.2)}, "a reset takes as long as 1,000 steps"),
-        ({"bytes": 115_000_000}, ""),
-        ({"bytes": 2_300_000_000}, "1 environment takes 2.3 GB in each worker"),
-        ({"making_seconds": 4.0}, "making an object takes 4.0 s"),
         ({"checker": ("minimum value is -infinity", "no seed")}, "Gymnasium: no seed"),
     ],
 )

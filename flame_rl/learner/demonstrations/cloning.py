@@ -147,7 +147,7 @@ def cloned_first(
 ) -> ClonedFirst:
     """An algorithm with new networks, which clones the demonstrations first. Raises UsageError as
     `on_policy` does, and where policies are a step behind."""
-    if config.overlap:
+    if config.algorithm.overlap:
         raise UsageError(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"

@@ -132,7 +132,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> 
     """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
     networks = make_actor_critic(config, spec, in_training)
     collector = None
-    if config.overlap:
+    if config.algorithm.overlap:
         module = copy.deepcopy(networks.policy.module)
         flat_parameters(module)  # compiled code needs them in one array
         acts = module.policy if isinstance(module, SharedNetwork) else module
