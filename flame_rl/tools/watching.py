@@ -189,13 +189,13 @@ def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimula
     if getattr(env, "render_mode", None) != mode:
         raise UsageError(f"{environment.env_id} cannot be shown: {remedy}")
     if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
-        follow(renderer)
+        follow_robot(renderer)
         if mode != "human":
             _find_opengl()
     return simulator
 
 
-def follow(renderer: Any) -> None:
+def follow_robot(renderer: Any) -> None:
     """Let MuJoCo's camera follow the robot. Gymnasium's default camera stands still, and an ant
     walks out of the picture."""
     config = renderer.default_cam_config or {}

@@ -209,11 +209,11 @@ def test_where_there_is_no_opengl_the_remedy_is_named(tmp_path, monkeypatch):
 
 @needs_opengl
 def test_the_camera_goes_with_the_robot(monkeypatch):
-    from flame_rl.tools.watching import follow
+    from flame_rl.tools.watching import follow_robot
 
     monkeypatch.setenv("MUJOCO_GL", "egl")
     env = gymnasium.make("Ant-v5", render_mode="rgb_array", width=64, height=64).unwrapped
-    follow(env.mujoco_renderer)
+    follow_robot(env.mujoco_renderer)
     env.reset(seed=0)
     pictures = [env.render().astype(int)]
     position = env.data.qpos.copy()
