@@ -82,10 +82,9 @@ class DQN(GradientStep):
     ) -> Iterator[dict[str, np.ndarray]]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
-        steps = None
-        if self._loss is q_loss:
-            steps = self._q.steps(samples, self._settings.double, decay)
-        return super().steps(samples, generator, decay) if steps is None else steps
+        if self._loss is q_loss and self._q.compiled:
+            return self._q.steps(samples, self._settings.double, decay)
+        return super().steps(samples, generator, decay)
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float

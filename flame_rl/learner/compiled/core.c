@@ -685,24 +685,31 @@ static int64_t best_choice(const float *values, const uint8_t *mask, int64_t cho
     return best < 0 ? 0 : best;
 }
 
+/* That of each sample from `first` on. */
+static void best_choices(int64_t *best, const float *values, const Samples *samples, int64_t first,
+                         int64_t rows, int64_t choices) {
+    for (int64_t i = 0; i < rows; i++) {
+        const uint8_t *mask = samples->data[MASKS];
+        if (mask) mask += (first + i) * samples->bytes[MASKS];
+        best[i] = best_choice(values + i * choices, mask, choices);
+    }
+}
+
 /* r + discount Q'(s', a') of samples from `first` on. */
 static void q_targets(const Network *network, const float *online, const Target *target,
                       const Samples *samples, int64_t first, int64_t rows, float *workspace,
-                      int64_t *choices, float *targets) {
+                      int64_t *best, float *targets) {
     int64_t width = width_of(network);
-    const float *rewards = samples->data[REWARDS], *discounts = samples->data[DISCOUNTS], *values;
+    const float *rewards = samples->data[REWARDS], *discounts = samples->data[DISCOUNTS];
     const float *x = (const float *)samples->data[NEXT] + first * network->layers[0].inputs;
-    for (int round = !target->doubled; round < 2; round++) {
-        const float *parameters = round ? target->parameters : online;
-        values = layers_forward(network, parameters, x, rows, workspace);
-        for (int64_t i = 0; i < rows && (!round || !target->doubled); i++) {
-            const uint8_t *mask = samples->data[MASKS];
-            if (mask) mask += (first + i) * samples->bytes[MASKS];
-            choices[i] = best_choice(values + i * width, mask, width);
-        }
+    if (target->doubled) {
+        const float *choosing = layers_forward(network, online, x, rows, workspace);
+        best_choices(best, choosing, samples, first, rows, width);
     }
+    const float *values = layers_forward(network, target->parameters, x, rows, workspace);
+    if (!target->doubled) best_choices(best, values, samples, first, rows, width);
     for (int64_t i = 0; i < rows; i++)
-        targets[i] = rewards[first + i] + discounts[first + i] * values[i * width + choices[i]];
+        targets[i] = rewards[first + i] + discounts[first + i] * values[i * width + best[i]];
 }
 
 /* Gradient steps as by `epoch`, but down the Huber loss of Q(s, a) - target, times the weights, on

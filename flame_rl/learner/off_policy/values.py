@@ -85,19 +85,20 @@ class ActionValues:
         self.descend(forward, gradients, decay)
         return numbers
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code knows the networks, so that `steps` can be called."""
+        return isinstance(self.online.network, CompiledNetwork)
+
     def steps(
         self, samples: Samples, double: bool, decay: float
-    ) -> Iterator[dict[str, np.ndarray]] | None:
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
-        targets of the best next action, or with `double` of the one that Q chooses. None where it
-        does not know the networks."""
-        network, settings = self.online.network, self._settings
-        if not isinstance(network, CompiledNetwork):
-            return None
-        rate = settings.learning_rate * decay
+        targets of the best next action, or with `double` of the one that Q chooses."""
+        settings = self._settings
         target = QTarget(self.target.parameters, double, self._target_period, settings.tau)
-        config = StepConfig(rate, settings.max_grad_norm)
-        columns = network.q_steps(samples, self.online.adam, target, config)
+        config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
+        columns = self.online.network.q_steps(samples, self.online.adam, target, config)
         names, rows = columns.keys(), zip(*columns.values(), strict=True)
         return (dict(zip(names, row, strict=True)) for row in rows)
 
