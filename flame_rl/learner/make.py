@@ -8,17 +8,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from torch import nn
+
 from flame_rl.learner.learner import Algorithm, Learner
 from flame_rl.learner.rewards import make_rewards
+from flame_rl.learner.training.autograd import tensors_of
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
+from flame_rl.learner.training.frames import Stacks
 from flame_rl.learner.training.trained import modules_in, refuse_common_parameters
+from flame_rl.modules.networks import PolicyNetwork, inputs_of
+from flame_rl.modules.observations import FrameStack
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
-from flame_rl.wire.inputs import why_no_keys
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.inputs import observation_dtype, why_no_keys
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 if TYPE_CHECKING:
     from flame_rl.learner.demonstrations.demonstrations import Demonstrations
@@ -46,9 +56,49 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     keep_freed_memory()
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         algorithm = _make_algorithm(config, spec, demonstrations)
-    learner = Learner(config, algorithm, rewards)
-    refuse_common_parameters(modules_in(learner.parts))
+        learner = Learner(config, algorithm, rewards)
+        refuse_common_parameters(modules_in(learner.parts))
+        _refuse_another_snapshot(modules_in(learner.parts), learner.snapshot(), spec)
     return learner
+
+
+@torch.no_grad()
+def _refuse_another_snapshot(
+    modules: dict[str, nn.Module], snapshot: PolicySnapshot, spec: EnvironmentSpec
+) -> None:
+    """Raise UsageError unless the policy of actors computes what the trained one does, at the first
+    step of some episodes. A policy that is no `PolicyNetwork` answers for itself."""
+    shared = modules.get("shared")
+    policy = modules["policy"] if shared is None else shared.policy
+    if not isinstance(policy, PolicyNetwork):
+        return
+    acting = ActingPolicy(snapshot)
+    # Zeros and ones, which any observation may have; each row is another one.
+    places = np.arange(spec.observation_dim) % ROW_BLOCK
+    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(
+        observation_dtype(spec.observation_space)
+    )
+    rows = np.arange(ROW_BLOCK)
+    samples = {"inputs": torch.from_numpy(seen)}
+    if isinstance(policy.frames, FrameStack):
+        stacks = Stacks(seen, np.zeros_like(rows), rows, policy.frames.size[1])
+        samples = tensors_of({"inputs": stacks}, torch.device("cpu"))
+    # With a memory, of one time step.
+    inputs = [each[None] if acting.remembers else each for each in inputs_of(samples)]
+    if shared is None:
+        output = policy(*inputs)
+    else:
+        output = policy.network[-1](shared.features(policy.preprocess(*inputs)))
+    trained = policy.for_actors(output.reshape(ROW_BLOCK, -1).numpy())
+    acted = acting.forward(seen, acting.states(ROW_BLOCK), rows)
+    close = 1e-3 * np.abs(acted).max()
+    same = trained.shape == acted.shape
+    if not same or not np.allclose(trained, acted, rtol=1e-3, atol=close, equal_nan=True):
+        raise UsageError(
+            f"model.py: the policy, {type(policy).__name__}, computes something else than the "
+            "layers that actors get of it: outputs differ for the same observations; give a layer "
+            "of its own a `kind` (docs/add-a-layer.md), and a policy of its own a `snapshot`"
+        )
 
 
 def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer
 
 
@@ -178,22 +179,43 @@ def orthogonal(layer: Dense | Convolution, gain: float = math.sqrt(2)) -> None:
 
 
 def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
-    """The layers of the modules, one after another, for actors."""
+    """The layers of the modules, one after another, for actors. Raises UsageError for a module
+    that does not say what it is for actors, or computes something else."""
     layers: list[Layer] = []
     for module in modules:
-        if isinstance(module, nn.Sequential):
-            layers += layers_of(*module)
-        elif isinstance(module, Branches):
-            layers += module.layers()
-        elif isinstance(module, LayerModule):
-            layers.append(module.layer())
-        elif not isinstance(module, nn.Identity):
-            raise TypeError(
-                f"{type(module).__name__} is no `LayerModule` (flame_rl/modules/layers.py), which "
-                "exports itself for the actors; flame_rl/nets/kinds.py has the kinds of layers "
-                "that they know"
+        containers = nn.Sequential, Branches, nn.Identity
+        classes = type(module).__mro__
+        known = next((each for each in classes if each in containers or "kind" in vars(each)), None)
+        if known is None:
+            raise UsageError(
+                f"model.py: {type(module).__name__} is no `LayerModule` "
+                "(flame_rl/modules/layers.py), which exports itself for actors; "
+                "flame_rl/nets/kinds.py has the kinds of layers that they know"
             )
+        _refuse_another_forward(module, known)
+        if known is nn.Sequential:
+            layers += layers_of(*module)
+        elif known is Branches:
+            layers += module.layers()
+        elif known is not nn.Identity:
+            layers.append(module.layer())
     return tuple(layers)
+
+
+def _refuse_another_forward(module: nn.Module, known: type[nn.Module]) -> None:
+    """Raise UsageError unless the module computes what the class does that actors know it by."""
+    name, why = type(module).__name__, ""
+    if type(module).forward is not known.forward:
+        why = f"the class has a `forward` of its own, and actors know it as {known.__name__}"
+    elif "forward" in vars(module):
+        why = f"this {name} has a `forward` of its own, which actors do not get"
+    elif module._forward_hooks or module._forward_pre_hooks:
+        why = f"this {name} has a hook, which actors do not get"
+    if why:
+        raise UsageError(
+            f"model.py: {name}: {why}; make it a class with a `kind` of its own, see "
+            "docs/add-a-layer.md"
+        )
 
 
 def array_of(tensor: Tensor) -> np.ndarray:

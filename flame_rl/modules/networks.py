@@ -79,6 +79,10 @@ class PolicyNetwork(ObservationNetwork):
         """The layers for actors."""
         return layers_of(self.normalizer, self.frames, self.network)
 
+    def for_actors(self, outputs: np.ndarray) -> np.ndarray:
+        """What the exported layers give, of outputs of the network, float32 [B, width]."""
+        return outputs
+
 
 class CategoricalPolicy(PolicyNetwork):
     """A choice, or several independent ones: the network gives the logits of one factor after
@@ -216,14 +220,13 @@ class ActionValueNetwork(PolicyNetwork):
         layer."""
         *layers, last = super().export_layers()
         arrays = {
-            "weight": self._values(last.arrays["weight"]),
-            "bias": self._values(last.arrays["bias"][None])[0],
+            "weight": self.for_actors(last.arrays["weight"]),
+            "bias": self.for_actors(last.arrays["bias"][None])[0],
         }
         return (*layers, Layer(last.kind, arrays))
 
-    def _values(self, outputs: np.ndarray) -> np.ndarray:
-        """Turn outputs of the network into what actors need: float32 [rows, width] -> [rows, A] or,
-        with C51, [rows, A * Z]."""
+    def for_actors(self, outputs: np.ndarray) -> np.ndarray:
+        """float32 [rows, width] -> [rows, A] or, with C51, [rows, A * Z]."""
         returns = self.returns
         if returns.weights is not None:
             return outputs.reshape(len(outputs), -1, returns.numbers) @ returns.weights

@@ -20,7 +20,7 @@ PLACES = {
     "nets": {"wire"},
     "actor": {"wire", "nets"},
     "backends": {"system", "wire", "settings", "actor"},
-    "modules": {"wire", "settings", "nets"},
+    "modules": {"system", "wire", "settings", "nets"},
     "model": {"wire", "settings", "modules"},
     "learner": {"system", "wire", "settings", "nets", "actor", "modules", "model"},
     "run": {"system", "wire", "settings", "nets", "actor", "backends", "modules", "learner"},

@@ -189,3 +189,55 @@ def test_a_module_that_counts_is_computed_by_one_core(layer, parallel):
     network = network_of(module, lambda own, samples: (own(samples["inputs"]),))
     assert network.parallel == parallel
     assert np.isfinite(network.outputs({"inputs": np.ones((4, 3), np.float32)})[0]).all()
+
+
+class Wider(Dense):
+    """Another constructor, and the same computation."""
+
+    def __init__(self, inputs):
+        super().__init__(inputs, 2 * inputs)
+
+
+class OtherKind(Dense):
+    """Says that it is a dense layer, and gives other arrays than it computes with."""
+
+    kind = "dense"
+
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class OtherFeatures(model.SharedNetwork):
+    def features(self, inputs):
+        return super().features(inputs) + 1
+
+
+UNLIKE_ACTORS = {
+    "a layer's class": (lambda p: setattr(p.network[0], "__class__", OtherDense), "Dense.*add-a-l"),
+    "a layer's method": (lambda p: setattr(p.network[0], "forward", torch.sin), "Dense.*add-a-l"),
+    "a hook": (lambda p: p.network[0].register_forward_hook(lambda *given: None), "Dense: .* hook"),
+    "a hook before": (lambda p: p.network[0].register_forward_pre_hook(print), "Dense: .* hook"),
+    "a hook of all": (lambda p: p.network.register_forward_hook(print), "Sequential: .* hook"),
+    "a kind": (lambda p: setattr(p.network[0], "__class__", OtherKind), "outputs differ"),
+    "the policy": (of_another_class(OtherForward), "OtherForward.* outputs differ"),
+    "its method": (lambda p: setattr(p, "forward", torch.sin), "outputs differ"),
+}
+
+
+@pytest.mark.parametrize("part", UNLIKE_ACTORS)
+def test_what_actors_would_compute_otherwise_is_refused(part, monkeypatch):
+    change, error = UNLIKE_ACTORS[part]
+    with pytest.raises(UsageError, match=error):
+        learner_with(lambda policy, value: change(policy), monkeypatch)
+
+
+def test_a_shared_network_that_actors_would_compute_otherwise_is_refused(monkeypatch):
+    monkeypatch.setattr(model, "SharedNetwork", OtherFeatures)
+    with pytest.raises(UsageError, match="outputs differ"):
+        learner_of(True, algorithm="ppo", shared_torso=True)
+
+
+def test_what_computes_the_same_is_exported():
+    layer = Wider(3)
+    (exported,) = layers_of(layer)
+    np.testing.assert_array_equal(exported.arrays["weight"], layer.weight.detach().numpy().T)

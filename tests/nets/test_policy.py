@@ -11,6 +11,7 @@ from flame_rl.modules.layers import LayerNorm
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from tests.helpers import random_snapshot, spec_of
 
@@ -102,7 +103,7 @@ def test_a_new_memory_keeps_three_quarters_of_its_state(kind):
 def test_a_module_without_a_counterpart_is_refused():
     policy = policy_of(False, "tanh")
     policy.network.append(torch.nn.Dropout())
-    with pytest.raises(TypeError, match="Dropout is no `LayerModule`"):
+    with pytest.raises(UsageError, match="Dropout is no `LayerModule`"):
         policy.snapshot()
 
 
