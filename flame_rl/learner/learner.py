@@ -21,6 +21,7 @@ from flame_rl.learner.training.choose import notices_of
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.trained import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 
@@ -88,6 +89,7 @@ class Learner:
         self.algorithm, self.rewards = algorithm, rewards
         self._seed, self._device = config.experiment.seed, config.execution.device
         self._updates = 0
+        self._parameters = _parameters_in(self.parts)
 
     @property
     def notices(self) -> list[str]:
@@ -117,8 +119,8 @@ class Learner:
         `collector_snapshot` played; `progress` is the share of the run that is done, from 0 to 1.
 
         Returns the algorithm's metrics by name. Raises RunError if a metric or a part of the state
-        became NaN or infinite, UsageError if a module has drawn torch's random numbers: the state
-        is then that of a broken update, which the caller undoes.
+        became NaN or infinite, UsageError if a module has drawn torch's random numbers or replaced
+        a parameter: the state is then that of a broken update, which the caller undoes.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
         # theirs is this one; see `flame_rl.actor.randomness`.
@@ -127,9 +129,22 @@ class Learner:
         # NumPy need not warn of what `refuse_unless_finite` refuses.
         with np.errstate(over="ignore", invalid="ignore"), reproducible(self._device):
             metrics = self.algorithm.update(episodes, generator, progress)
+        self._refuse_replaced_parameters()
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
+
+    def _refuse_replaced_parameters(self) -> None:
+        """Raise UsageError for a parameter that is no longer the one that the optimiser moves."""
+        now, before = _parameters_in(self.parts), self._parameters
+        for name in now.keys() | before.keys():
+            own, other = now.get(name, (None, 0)), before.get(name, (None, 0))
+            if own[0] is not other[0] or own[1] != other[1]:
+                raise UsageError(
+                    f"{name} was replaced during an update, and the optimiser would go on with the "
+                    "old one; make all layers in the constructor, and change a parameter in place: "
+                    "`with torch.no_grad(): parameter.copy_(...)`"
+                )
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name; the next update changes them."""
@@ -149,6 +164,15 @@ class Learner:
         for name, part in self.parts.items():
             state_of(part).load_state_dict(part_of(state, name))
         self._updates = count_in(state, "updates")
+
+
+def _parameters_in(parts: dict[str, Stateful | nn.Module]) -> dict[str, tuple[nn.Parameter, int]]:
+    """Each parameter of the networks and where its numbers are, by name."""
+    return {
+        f"{part}.{name}": (parameter, parameter.data_ptr())
+        for part, module in modules_in(parts).items()
+        for name, parameter in module.named_parameters()
+    }
 
 
 def _arrays_of(parts: dict[str, Stateful | nn.Module]) -> dict[str, np.ndarray]:

@@ -359,3 +359,30 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
 def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         TrainConfig(**({"algorithm": "ppo"} | settings))
+
+
+class Replacing(NextObservation):
+    """Keeps its weights at length 1, in some way that the optimiser cannot follow."""
+
+    how = ""
+
+    def forward(self, features, samples):
+        weight = nn.functional.normalize(self.layer.weight.detach())
+        if self.how == "data":
+            self.layer.weight.data = weight
+        elif self.how == "parameter":
+            self.layer.weight = nn.Parameter(self.layer.weight.data)
+        elif self.how == "assign":
+            self.layer.load_state_dict({"weight": weight, "bias": self.layer.bias}, assign=True)
+        elif self.how == "another":
+            self.another = nn.Parameter(torch.zeros(1))
+        return super().forward(features, samples)
+
+
+@pytest.mark.parametrize("how", ["data", "parameter", "assign", "another"])
+def test_a_parameter_that_is_replaced_in_an_update_is_refused(how, monkeypatch):
+    monkeypatch.setattr(Replacing, "how", how)
+    options = {"auxiliary": (f"{HERE}:Replacing",), "auxiliary_weights": (1.0,)}
+    learner = shared_learner(True, algorithm="ppo", **options)
+    with pytest.raises(UsageError, match=r"replacing_loss.*was replaced .* in place"):
+        learner.update(random_episodes(True))
