@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flame_rl.learner.learner import Algorithm, Learner
+from torch import nn
+
+from flame_rl.learner.learner import Algorithm, Learner, modules_in
 from flame_rl.learner.rewards import make_rewards
-from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import choose_device, device_of, reproducible
-from flame_rl.learner.training.trained import modules_in, refuse_common_parameters
+from flame_rl.learner.training.device import choose_device, reproducible
 from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -44,11 +44,25 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     spec = replace(spec, reward_shape=())
     device = choose_device(config, spec)
     keep_freed_memory()
-    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
+    with reproducible(device, config.experiment.seed):
         algorithm = _make_algorithm(config, spec, demonstrations)
     learner = Learner(config, algorithm, rewards)
-    refuse_common_parameters(modules_in(learner.parts))
+    _refuse_common_parameters(modules_in(learner.parts))
     return learner
+
+
+def _refuse_common_parameters(modules: dict[str, nn.Module]) -> None:
+    """Raise UsageError where a parameter belongs to two networks: only one would train it."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, module in modules.items():
+        for of, parameter in module.named_parameters():
+            owner = owners.setdefault(parameter, name)
+            if owner != name:
+                raise UsageError(
+                    f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
+                    "common, and each is trained by itself; add --shared-torso, or give each its "
+                    "own layers"
+                )
 
 
 def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:

@@ -25,7 +25,7 @@ from flame_rl.learner.on_policy.losses import (
 )
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Samples
+from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
 from flame_rl.settings.algorithms import PPOSettings
 from flame_rl.settings.config import TrainConfig
 
@@ -79,9 +79,7 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     `CLIPPED` in learner/compiled/core.c."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
-    def loss(
-        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
         advantages = samples["advantages"]
         log_ratio = log_probs - samples["log_probs"]
         ratio = np.exp(log_ratio)

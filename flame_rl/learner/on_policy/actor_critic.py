@@ -36,7 +36,7 @@ from flame_rl.learner.training.epoch import (
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import at_once, outputs
+from flame_rl.learner.training.slices import outputs, run_parallel
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import Centering, ObservationNormalizer
 from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
@@ -178,7 +178,7 @@ class TwoNetworks(ActorCritic):
         self.training.reset()
         inputs = batch.network_inputs
         networks = self.policy.network, self.value.network
-        of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
+        of_policy, of_value = run_parallel([partial(each.prepare, inputs) for each in networks])
         # One array, so that both networks share the cache.
         if isinstance(of_policy, np.ndarray) and np.array_equal(of_policy, of_value):
             of_value = of_policy

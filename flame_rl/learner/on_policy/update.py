@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.learner import Algorithm
+from flame_rl.learner.learner import Algorithm, load_part, state_of
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -27,12 +27,7 @@ from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
-from flame_rl.learner.training.trained import (
-    Train,
-    TrainedNetwork,
-    flat_parameters,
-    state_of,
-)
+from flame_rl.learner.training.trained import Train, TrainedNetwork, flat_parameters
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
@@ -115,7 +110,7 @@ class OnPolicyAlgorithm(Algorithm):
             log_ratio = batch.log_probs - log_probs_of(self.collector.network, samples)
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
-            state_of(self.collector.module).load_state_dict(before)
+            load_part(self.collector.module, before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
@@ -180,14 +175,14 @@ def shrink_until_close(
         scale = 0.5 ** (halvings / 2)
         if halvings:
             between = {name: interpolate(before[name], after[name], scale) for name in after}
-            state_of(policy.module).load_state_dict(between)
+            load_part(policy.module, between)
         log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
         kl = float(kl_terms(log_ratio, batch.importance_weights).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
         return {"kl": kl, "update_scale": scale}
-    state_of(policy.module).load_state_dict(before)
+    load_part(policy.module, before)
     return {"kl": 0.0, "update_scale": 0.0}
 
 
@@ -208,7 +203,7 @@ def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
 
 def copy_state(module: nn.Module) -> dict[str, np.ndarray]:
     """Copies of the module's parameters and buffers, by name."""
-    return {name: array.copy() for name, array in state_of(module).state_dict().items()}
+    return {name: array.copy() for name, array in state_of(module).items()}
 
 
 def interpolate(before: np.ndarray, after: np.ndarray, share: float) -> np.ndarray:

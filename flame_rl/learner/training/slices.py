@@ -91,12 +91,12 @@ def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[
     # Each thread has one piece of work, not one for each slice.
     shares = min(available_cores(), len(slices)) if network.parallel else 1
     ends = [len(slices) * share // shares for share in range(shares + 1)]
-    each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])
+    each = run_parallel([partial(of_share, first, end) for first, end in pairwise(ends)])
     columns = zip(*chain.from_iterable(each), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
 
-def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
+def run_parallel(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     """The functions' results, each computed on a core of its own where there are enough. Worth it
     for products of matrices of a few hundred rows and columns."""
     if len(functions) == 1 or available_cores() == 1:
@@ -125,7 +125,7 @@ def _in_order(
     # Only one slice per core at a time, because a finished slice's gradient takes memory.
     group = available_cores() if parallel and len(slices) >= _LEAST_SLICES else 1
     for first in range(0, len(slices), group):
-        yield from at_once([partial(function, each) for each in slices[first : first + group]])
+        yield from run_parallel([partial(function, each) for each in slices[first : first + group]])
 
 
 @cache
