@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from torch import nn
@@ -43,20 +43,10 @@ _LIMIT = ("policy_steps", "kl", "update_scale")
 _HALVINGS = 40
 
 
-class Update(Protocol):
-    """An algorithm: one update of the networks from the steps of an iteration."""
-
-    def __call__(
-        self,
-        networks: ActorCritic,
-        batch: Batch,
-        config: TrainConfig,
-        decay: float,
-        generator: np.random.Generator,
-    ) -> dict[str, float]:
-        """Train the networks, see `ActorCritic` for the order of its methods, on a batch that they
-        have prepared, with `decay` as the factor of learning rates. Returns metrics by name."""
-        ...
+# An algorithm: one update of the networks, see `ActorCritic` for the order of its methods, from a
+# batch that they have prepared, with the run's settings, the factor of learning rates and a
+# generator of random numbers. Returns metrics by name.
+Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
 
 
 @dataclass(frozen=True)

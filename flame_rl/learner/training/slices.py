@@ -8,7 +8,7 @@ of the pool here, several slices at a time, and their results are added in order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache, partial
@@ -48,16 +48,20 @@ def accumulate(
         totals = gradient_of(samples, gradient)
     else:
 
-        def share(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
+        def of_slice(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
             own = np.empty_like(gradient)
             return own, gradient_of(chunk, own)
 
+        # Only one slice per core at a time, because a finished slice's gradient takes memory.
+        group = available_cores() if network.parallel and len(slices) >= _LEAST_SLICES else 1
         gradient.fill(0)
         totals = {}
-        for own, sums in _in_order(share, slices, network.parallel):
-            gradient += own
-            for name, total in sums.items():
-                totals[name] = totals.get(name, 0.0) + total
+        for first in range(0, len(slices), group):
+            now = [partial(of_slice, chunk) for chunk in slices[first : first + group]]
+            for own, sums in run_parallel(now):
+                gradient += own
+                for name, total in sums.items():
+                    totals[name] = totals.get(name, 0.0) + total
     count = rows_of(samples)
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}
@@ -116,16 +120,6 @@ def _slices(samples: Samples, most_rows: int) -> list[Samples]:
     """The samples in as few slices as possible, of even size."""
     count = -(-rows_of(samples) // most_rows)
     return [samples] if count <= 1 else split(samples, count)
-
-
-def _in_order(
-    function: Callable[[Samples], Result], slices: Sequence[Samples], parallel: bool
-) -> Iterator[Result]:
-    """The function's results in the order of the slices, computed by all cores if `parallel`."""
-    # Only one slice per core at a time, because a finished slice's gradient takes memory.
-    group = available_cores() if parallel and len(slices) >= _LEAST_SLICES else 1
-    for first in range(0, len(slices), group):
-        yield from run_parallel([partial(function, each) for each in slices[first : first + group]])
 
 
 @cache
