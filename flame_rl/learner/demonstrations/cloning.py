@@ -97,33 +97,25 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
 
 
 @dataclass(frozen=True)
-class ClonedFirst(Algorithm):
-    """Another algorithm, whose first update clones the demonstrations, and fits the values to their
+class ClonedFirst(OnPolicyAlgorithm):
+    """An algorithm whose first update clones the demonstrations, and fits the values to their
     returns. The first iteration's episodes, of a policy that has learned nothing yet, are not
-    learned from. `cloned` is 1 after the first update, and `inner` does all others."""
+    learned from. `cloned` is 1 after the first update; all others are the algorithm's own."""
 
-    inner: OnPolicyAlgorithm
     demonstrations: Demonstrations
     cloned: Counter = field(default_factory=Counter)
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        return self.inner.parts | {"cloned": self.cloned}
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self.inner.metrics
-
-    def snapshot(self) -> PolicySnapshot:
-        return self.inner.snapshot()
+        return super().parts | {"cloned": self.cloned}
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """See `Algorithm.update`."""
         if self.cloned.count:
-            return self.inner.update(episodes, generator, progress)
-        config, networks = self.inner.config, self.inner.networks
+            return super().update(episodes, generator, progress)
+        config, networks = self.config, self.networks
         settings = config.algorithm
         batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
         networks.statistics.add_observations(batch.observations)
@@ -152,4 +144,5 @@ def cloned_first(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"
         )
-    return ClonedFirst(on_policy(config, spec, algorithm), demonstrations)
+    plain = on_policy(config, spec, algorithm)
+    return ClonedFirst(**vars(plain), demonstrations=demonstrations)

@@ -12,7 +12,7 @@ import numpy as np
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks
 from flame_rl.learner.training.network import Loss, Network, Samples, split
-from flame_rl.learner.training.slices import mean_gradient, on_all_cores
+from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,10 @@ def descend(
 
 
 def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
-    """Whether compiled code runs the epoch without Python; not where minibatches keep all cores
-    busy, and one core would take longer."""
-    return network.has_epochs(loss) and not on_all_cores(network, epoch.largest)
+    """Whether compiled code runs the epoch without Python; not where the slices of a minibatch keep
+    all cores busy, and one core would take longer."""
+    on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
+    return network.has_epochs(loss) and (on_one_core or not network.parallel)
 
 
 def descend_by(

@@ -22,7 +22,7 @@ from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
 # Fewer slices are computed one after another: threads would wait for Python's lock.
-_LEAST_SLICES = 16
+LEAST_SLICES = 16
 
 
 def accumulate(
@@ -53,7 +53,7 @@ def accumulate(
             return own, gradient_of(chunk, own)
 
         # Only one slice per core at a time, because a finished slice's gradient takes memory.
-        group = available_cores() if network.parallel and len(slices) >= _LEAST_SLICES else 1
+        group = available_cores() if network.parallel and len(slices) >= LEAST_SLICES else 1
         gradient.fill(0)
         totals = {}
         for first in range(0, len(slices), group):
@@ -72,11 +72,6 @@ def mean_gradient(
 ) -> dict[str, float]:
     """As `accumulate`, of a network's loss."""
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
-
-
-def on_all_cores(network: Network, rows: int) -> bool:
-    """Whether `mean_gradient` of this number of samples keeps all cores busy."""
-    return network.parallel and rows > (_LEAST_SLICES - 1) * network.slice_rows
 
 
 def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
