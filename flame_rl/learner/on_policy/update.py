@@ -187,7 +187,7 @@ def policy_samples(batch: Batch) -> Samples:
 
 def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
     """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
-    result, _ = outputs(policy, samples, prepared=False)
+    result, _ = outputs(policy, samples | {"inputs": policy.prepare(samples["inputs"])})
     return result
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import Stacks, as_array
+from flame_rl.learner.training.frames import Stacks
 from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
@@ -173,8 +173,8 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     # its number.
     torch.get_num_threads()
     if isinstance(samples.get("inputs"), Stacks):
-        samples = samples | {"missing": samples["inputs"].missing()}
-    tensors = {n: torch.from_numpy(as_array(c)).to(device) for n, c in samples.items()}
+        samples = samples | {"missing": samples["inputs"].stacked()[1]}
+    tensors = {n: torch.from_numpy(np.asarray(c)).to(device) for n, c in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()
         for n, t in tensors.items()

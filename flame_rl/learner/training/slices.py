@@ -74,23 +74,17 @@ def mean_gradient(
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
 
 
-def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
-    """The network's outputs for all samples. `prepared` says whether their "inputs" are what
-    `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
+def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
+    """The network's outputs for all samples."""
     slices = _slices(samples, network.slice_rows)
 
-    def of_slice(chunk: Samples) -> tuple[np.ndarray, ...]:
-        if not prepared:
-            chunk = chunk | {"inputs": network.prepare(chunk["inputs"])}
-        return network.outputs(chunk)
-
-    def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
-        return [of_slice(chunk) for chunk in slices[first:end]]
+    def of_share(chunks: list[Samples]) -> list[tuple[np.ndarray, ...]]:
+        return [network.outputs(chunk) for chunk in chunks]
 
     # Each thread has one piece of work, not one for each slice.
     shares = min(available_cores(), len(slices)) if network.parallel else 1
     ends = [len(slices) * share // shares for share in range(shares + 1)]
-    each = run_parallel([partial(of_share, first, end) for first, end in pairwise(ends)])
+    each = run_parallel([partial(of_share, slices[first:end]) for first, end in pairwise(ends)])
     columns = zip(*chain.from_iterable(each), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
