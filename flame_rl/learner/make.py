@@ -92,10 +92,9 @@ def _make_algorithm(
     actions, or not for these settings."""
     name = config.algorithm_name
     if isinstance(config.algorithm, BCSettings):
-        from flame_rl.learner.algorithms.bc import bc
         from flame_rl.learner.demonstrations.cloning import imitation
 
-        return imitation(config, spec, bc, demonstrations)
+        return imitation(config, spec, demonstrations)
     if isinstance(config.algorithm, Replay):
         from flame_rl.learner.off_policy.update import off_policy
 

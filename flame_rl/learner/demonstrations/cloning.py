@@ -28,12 +28,10 @@ from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 @dataclass(frozen=True)
 class Imitation(Algorithm):
-    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
-    iteration's episodes only say how good the policy was before."""
+    """Behaviour cloning alone: the iteration's episodes only say how good the policy was before."""
 
     config: TrainConfig
     actor: Actor
-    algorithm: Update
     demonstrations: Demonstrations
 
     metrics = ("loss", "gradient_norm", "policy_steps")
@@ -58,16 +56,13 @@ class Imitation(Algorithm):
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
         batch = self.actor.prepare(batch)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
-        return self.algorithm(self.actor, batch, self.config, decay, generator)
+        return bc(self.actor, batch, self.config, decay, generator)
 
 
 def imitation(
-    config: TrainConfig,
-    spec: EnvironmentSpec,
-    algorithm: Update,
-    demonstrations: Demonstrations | None,
+    config: TrainConfig, spec: EnvironmentSpec, demonstrations: Demonstrations | None
 ) -> Imitation:
-    """An algorithm with a new policy. Raises UsageError without demonstrations, or where actions
+    """Cloning with a new policy. Raises UsageError without demonstrations, or where actions
     have no policy of the kind that is asked for."""
     if demonstrations is None:
         raise UsageError(
@@ -76,7 +71,7 @@ def imitation(
             "replay memory, or a Minari dataset"
         )
     trained = in_training(make_policy(config, spec))
-    return Imitation(config, Actor(trained, trained.adam), algorithm, demonstrations)
+    return Imitation(config, Actor(trained, trained.adam), demonstrations)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:

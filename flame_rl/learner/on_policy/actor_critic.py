@@ -317,12 +317,8 @@ class Statistics:
 
 def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:
     """An epoch for the policy: the steps of a prepared batch in random order. `columns`, [N, ...]
-    by name, are what the losses need besides `Batch.for_policy` and, where they were computed,
-    "log_probs"; for the number of minibatches that is `wanted` see `Batch.minibatches`."""
+    by name, are what the losses need besides `Batch.for_policy`; for the number of minibatches that
+    is `wanted` see `Batch.minibatches`."""
     count = batch.minibatches(wanted)
     order = batch.random_order(count, generator)
-    optional = {"log_probs": batch.log_probs, "time": batch.time}
-    if batch.weights is not None:
-        optional["weights"] = batch.importance_weights.astype(np.float32)
-    given = {name: array for name, array in optional.items() if array is not None}
-    return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns | given, order, count)
+    return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns, order, count)

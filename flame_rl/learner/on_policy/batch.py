@@ -96,11 +96,17 @@ class Batch:
 
     @property
     def for_policy(self) -> Samples:
-        """What a policy's outputs need besides its inputs, [N, ...] by name: actions, and masks
-        where there are any."""
-        masks = self.columns.get(ACTION_MASKS)
-        of_steps = {} if masks is None else {ACTION_MASKS: masks.take(self.rows, axis=0)}
-        return {"actions": self.actions} | of_steps
+        """What a policy's outputs and loss need besides inputs and advantages, [N, ...] by name:
+        actions, and where there are any, masks, times, log-probabilities and importance weights."""
+        masks, weights = self.columns.get(ACTION_MASKS), self.weights
+        optional = {
+            ACTION_MASKS: None if masks is None else masks.take(self.rows, axis=0),
+            "time": self.time,
+            "log_probs": self.log_probs,
+            "weights": None if weights is None else self.importance_weights.astype(np.float32),
+        }
+        present = {name: column for name, column in optional.items() if column is not None}
+        return {"actions": self.actions} | present
 
     def minibatches(self, wanted: int) -> int:
         """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""

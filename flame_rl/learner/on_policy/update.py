@@ -178,11 +178,9 @@ def shrink_until_close(
 
 def policy_samples(batch: Batch) -> Samples:
     """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
-    `Batch.for_policy`; with "time" where a network remembers."""
+    `Batch.for_policy`."""
     # `take` is several times as fast as indexing.
-    inputs = batch.network_inputs.take(batch.rows, axis=0)
-    samples = {"inputs": inputs, **batch.for_policy}
-    return samples if batch.time is None else samples | {"time": batch.time}
+    return {"inputs": batch.network_inputs.take(batch.rows, axis=0), **batch.for_policy}
 
 
 def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
