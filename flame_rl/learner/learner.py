@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
@@ -19,7 +20,6 @@ from flame_rl.learner.state import (
 )
 from flame_rl.learner.training.choose import notices_of
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.trained import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Episodes, PolicySnapshot
@@ -162,8 +162,28 @@ class Learner:
         """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
         if it does not fit."""
         for name, part in self.parts.items():
-            state_of(part).load_state_dict(part_of(state, name))
+            load_part(part, part_of(state, name))
         self._updates = count_in(state, "updates")
+
+
+def modules_in(parts: dict[str, Stateful | nn.Module]) -> dict[str, nn.Module]:
+    """The modules among the parts."""
+    return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+
+
+def state_of(part: Stateful | nn.Module) -> dict[str, np.ndarray]:
+    """The state of a part by name; of a module, views of its tensors."""
+    state = part.state_dict()
+    if isinstance(part, nn.Module):
+        return {name: tensor.numpy() for name, tensor in state.items()}
+    return state
+
+
+def load_part(part: Stateful | nn.Module, state: dict[str, np.ndarray]) -> None:
+    """Copy what `state_of` returned. Raises as `Stateful.load_state_dict`."""
+    if isinstance(part, nn.Module):
+        state = {name: torch.from_numpy(array) for name, array in state.items()}
+    part.load_state_dict(state)
 
 
 def _parameters_in(parts: dict[str, Stateful | nn.Module]) -> dict[str, tuple[nn.Parameter, int]]:
@@ -179,5 +199,5 @@ def _arrays_of(parts: dict[str, Stateful | nn.Module]) -> dict[str, np.ndarray]:
     return {
         f"{name}.{own}": array
         for name, part in parts.items()
-        for own, array in state_of(part).state_dict().items()
+        for own, array in state_of(part).items()
     }

@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from flame_rl.learner.learner import Algorithm, Learner
+from flame_rl.learner.learner import Algorithm, Learner, modules_in
 from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.autograd import tensors_of
-from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import choose_device, device_of, reproducible
+from flame_rl.learner.training.device import choose_device, reproducible
 from flame_rl.learner.training.frames import Stacks
-from flame_rl.learner.training.trained import modules_in, refuse_common_parameters
 from flame_rl.modules.networks import PolicyNetwork, inputs_of
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
@@ -54,10 +52,10 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     spec = replace(spec, reward_shape=())
     device = choose_device(config, spec)
     keep_freed_memory()
-    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
+    with reproducible(device, config.experiment.seed):
         algorithm = _make_algorithm(config, spec, demonstrations)
         learner = Learner(config, algorithm, rewards)
-        refuse_common_parameters(modules_in(learner.parts))
+        _refuse_common_parameters(modules_in(learner.parts))
         _refuse_another_snapshot(modules_in(learner.parts), learner.snapshot(), spec)
     return learner
 
@@ -101,6 +99,20 @@ def _refuse_another_snapshot(
         )
 
 
+def _refuse_common_parameters(modules: dict[str, nn.Module]) -> None:
+    """Raise UsageError where a parameter belongs to two networks: only one would train it."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, module in modules.items():
+        for of, parameter in module.named_parameters():
+            owner = owners.setdefault(parameter, name)
+            if owner != name:
+                raise UsageError(
+                    f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
+                    "common, and each is trained by itself; add --shared-torso, or give each its "
+                    "own layers"
+                )
+
+
 def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
     """Raise UsageError for keys that the policy alone cannot observe."""
     keys, settings = config.experiment.policy_observations, config.algorithm
@@ -128,10 +140,9 @@ def _make_algorithm(
     actions, or not for these settings."""
     name = config.algorithm_name
     if isinstance(config.algorithm, BCSettings):
-        from flame_rl.learner.algorithms.bc import bc
         from flame_rl.learner.demonstrations.cloning import imitation
 
-        return imitation(config, spec, bc, demonstrations)
+        return imitation(config, spec, demonstrations)
     if isinstance(config.algorithm, Replay):
         from flame_rl.learner.off_policy.update import off_policy
 

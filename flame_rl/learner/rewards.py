@@ -156,10 +156,7 @@ def _shaped_by(name: str) -> Reward:
         try:
             made = np.asarray(function(replace(episode, columns=columns)))
         except (Exception, SystemExit) as error:
-            raise UsageError(
-                f"--reward: {name} raised {summary(error)}, in {where}\n\n"
-                f"{traceback_of(error).rstrip()}"
-            ) from error
+            raise raised_by(f"--reward: {name}", error, f", in {where}") from error
         if made.dtype.kind not in "biuf" or made.shape != (episode.length,):
             raise UsageError(
                 f"--reward: {name} returned {made.dtype} of shape {made.shape} for {where}; it "
@@ -174,6 +171,11 @@ def _shaped_by(name: str) -> Reward:
         return made.astype(np.float64)
 
     return shaped
+
+
+def raised_by(what: str, error: BaseException, note: str = "") -> UsageError:
+    """The error of a user's function, with its traceback; `note` follows what it says."""
+    return UsageError(f"{what} raised {summary(error)}{note}\n\n{traceback_of(error).rstrip()}")
 
 
 def import_function(setting: str, name: str) -> Callable[..., Any]:

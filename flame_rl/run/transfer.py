@@ -194,7 +194,7 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
     Returns the names of the parts of which something was taken, none if no weights fit; and why
     layers were not.
     """
-    from flame_rl.learner.training.trained import modules_in
+    from flame_rl.learner.learner import modules_in
 
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}

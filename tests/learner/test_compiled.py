@@ -17,9 +17,9 @@ import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.compiled import network as compiled_module
 from flame_rl.learner.compiled.network import CompiledNetwork
+from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import adam, choose, slices
-from flame_rl.learner.training import epoch as epochs
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.epoch import Epoch, StepConfig, descend, descend_by, runs_alone
@@ -343,7 +343,7 @@ def test_without_the_library_updates_are_the_same_by_torch(algorithm, continuous
     if (algorithm == "dqn" and continuous) or (algorithm == "td3" and not continuous):
         pytest.skip("of other actions")
     options = {"normalize_observations": True, "epochs": 3, "warm_up_steps": 0, "batch_size": 4}
-    monkeypatch.setattr(epochs, "LEAST_MINIBATCH", 3)
+    monkeypatch.setattr(batch, "LEAST_MINIBATCH", 3)
     results = []
     for there in (True, False):
         if not there:

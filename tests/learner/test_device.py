@@ -13,11 +13,10 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner import make as learners
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training import autograd, device
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import computing_on, in_training, network_of
+from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
@@ -47,7 +46,7 @@ def random_episodes(spec: EnvironmentSpec):
 @pytest.mark.parametrize(
     ("algorithm", "shared"), [*((name, False) for name in ALGORITHMS), ("ppo", True), ("a2c", True)]
 )
-def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypatch):
+def test_every_algorithm_learns_the_same_with_copies(algorithm, shared, monkeypatch):
     """Two updates, and the second begins with what a checkpoint has of the first."""
     continuous = algorithm in OF_CONTINUOUS_ACTIONS
     actions = spaces.Box(-1, 1, (3,)) if continuous else spaces.Discrete(5)
@@ -66,12 +65,13 @@ def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypat
     if shared:
         options |= {"shared_torso": True}
     used: set[AutogradNetwork] = set()
-    follow = AutogradNetwork._follow
-    monkeypatch.setattr(AutogradNetwork, "_follow", lambda self: used.add(self) or follow(self))
+    copy_state = AutogradNetwork._synchronize
+    noting = lambda self: used.add(self) or copy_state(self)  # noqa: E731
+    monkeypatch.setattr(AutogradNetwork, "_synchronize", noting)
     digests, metrics = [], []
     for place in (None, torch.device("cpu")):
         used.clear()
-        monkeypatch.setattr(learners, "device_of", lambda name, place=place: place)
+        monkeypatch.setattr(device, "device_of", lambda name, place=place: place)
         learner = make_learner(spec, **options)
         learner.update(random_episodes(spec))
         state = copy.deepcopy(learner.state_dict())
@@ -256,11 +256,12 @@ def fetched_from(monkeypatch) -> list[torch.Tensor]:
     return seen
 
 
-def test_compiled_networks_are_for_the_cpu():
+def test_compiled_networks_are_for_the_cpu(monkeypatch):
     config = make_config("X-v0", algorithm="dqn", hidden_sizes=(8,))
     made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
     for place in (None, CPU):
-        with computing_on(place):
+        monkeypatch.setattr(device, "device_of", lambda name, place=place: place)
+        with device.reproducible("cpu"):
             chosen = [in_training(module).network for module in made]
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
@@ -275,7 +276,7 @@ def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
     for module in made:
         results = []
         for name in ("cpu", "cuda", "cuda"):
-            with computing_on(device.device_of(name)), device.reproducible(name):
+            with device.reproducible(name):
                 results.append(computed(network_of(module), samples))
         same(*results[1:])
         for ours, theirs in zip(*results[:2], strict=True):

@@ -11,14 +11,11 @@ from gymnasium import spaces
 
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import actor_critic
-from flame_rl.learner.on_policy.actor_critic import ValueTraining
+from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.signals import stoppable
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learner.test_compiled import epoch_of, make
 from tests.learners import (
     ON_POLICY,
     demonstrations_for,
@@ -27,12 +24,7 @@ from tests.learners import (
     random_episodes,
 )
 
-STEP = StepConfig(0.01, 0.5)
 RUN_EPOCH = CompiledNetwork.run_epoch
-
-
-def values() -> TrainedNetwork:
-    return make("value", [8, 40], "silu", True, 19, seed=0)
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
@@ -92,11 +84,11 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
 
 
 def test_the_wish_to_stop_ends_the_epochs():
-    trained, stop = values(), threading.Event()
-    training = ValueTraining(trained)
+    networks, stop = learner_of(True, algorithm="a2c").algorithm.networks, threading.Event()
+    batch = networks.prepare(make_batch(random_episodes(True)))
     stop.set()
-    before = trained.adam.parameters.copy()
+    before = networks.value.adam.parameters.copy()
     with stoppable(stop), pytest.raises(Interrupted):
-        training.begin([epoch_of("value", 300, 4, inputs=19)], STEP)
-        training.finish()
-    np.testing.assert_array_equal(trained.adam.parameters, before)
+        networks.fit_values(batch, batch.rewards, 1, 0.01, np.random.default_rng(0))
+        networks.finish()
+    np.testing.assert_array_equal(networks.value.adam.parameters, before)

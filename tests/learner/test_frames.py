@@ -12,7 +12,7 @@ from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.frames import Stacks, as_array
+from flame_rl.learner.training.frames import Stacks
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
 from tests.helpers import described, environment_id, plain, request_for
@@ -37,13 +37,13 @@ def test_a_batch_stands_for_the_stacks_of_its_episodes():
     batch = make_batch(episodes, frames=K)
     expected = [stack(e.observations, t) for e in episodes for t in range(e.length + 1)]
     assert isinstance(batch.network_inputs, Stacks) and len(batch.network_inputs) == len(expected)
-    np.testing.assert_array_equal(as_array(batch.network_inputs), expected)
+    np.testing.assert_array_equal(batch.network_inputs, expected)
     assert batch.network_inputs.observations is episodes.observations
     order = np.random.default_rng(0).permutation(batch.steps)
     of_steps = np.array(expected)[batch.rows]
     taken = batch.network_inputs[batch.rows].take(order, axis=0)
-    np.testing.assert_array_equal(taken.gather(), of_steps[order])
-    np.testing.assert_array_equal(taken[2:7].gather(), of_steps[order][2:7])
+    np.testing.assert_array_equal(np.asarray(taken), of_steps[order])
+    np.testing.assert_array_equal(np.asarray(taken[2:7]), of_steps[order][2:7])
 
 
 @pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])

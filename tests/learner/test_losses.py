@@ -12,7 +12,7 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
-from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
+from flame_rl.learner.training import autograd
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -124,8 +124,8 @@ def test_losses_gradient_and_norms_are_those_of_the_plain_sum(
     algorithm, memory, continuous, monkeypatch
 ):
     if algorithm == "a2c":  # several slices
-        monkeypatch.setattr(AutogradNetwork, "most_rows", 5)
-        monkeypatch.setattr(SequenceNetwork, "most_rows", 5)
+        monkeypatch.setattr(autograd, "_ROWS", 5)
+        monkeypatch.setattr(autograd, "_ROWS_OF_SEQUENCES", 5)
     learner = shared_learner(
         continuous,
         algorithm=algorithm,

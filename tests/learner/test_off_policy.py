@@ -688,5 +688,5 @@ def test_an_error_waits_for_the_other_threads(monkeypatch):
         done.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        slices.at_once([fail, go_on])
+        slices.run_parallel([fail, go_on])
     assert done == [True]

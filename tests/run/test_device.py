@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.learner import make as learners
-from flame_rl.learner.training.choose import _DEVICE
+from flame_rl.learner.training import device
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here
 from tests.learners import make_config
@@ -39,7 +38,7 @@ def card(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on)
 
     monkeypatch.setattr(
-        learners, "device_of", lambda name: torch.device("cpu") if name == "cuda" else None
+        device, "device_of", lambda name: torch.device("cpu") if name == "cuda" else None
     )
     return switch
 
@@ -76,7 +75,7 @@ def test_a_saved_run_goes_on_with_its_device(card, tmp_path, monkeypatch):
     with Trainer.load(path) as trainer:
         assert trainer.config.execution.device == "cuda"
         assert trainer.train().weights_digest == expected[1]
-    assert _DEVICE.get() is None
+    assert device.NETWORK_DEVICE.get() is None
     card(False)
     with pytest.raises(UsageError, match="--device: cuda, and torch finds no graphics card"):
         Trainer.load(path)

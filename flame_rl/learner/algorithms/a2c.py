@@ -38,9 +38,8 @@ def a2c(
     targets = advantages + values[batch.rows]
     networks.statistics.add_returns(targets)
 
-    columns = {"advantages": standardize(advantages, batch.importance_weights)} | networks.columns(
-        batch, targets
-    )
+    columns = networks.columns(batch, targets)
+    columns["advantages"] = standardize(advantages, batch.importance_weights)
     epoch = shuffle(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)

@@ -16,7 +16,7 @@ import numpy as np
 from flame_rl.learner.on_policy.actor_critic import Actor, shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, Samples
+from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.algorithms import Cloning
 from flame_rl.settings.config import TrainConfig
@@ -49,16 +49,12 @@ def bc(
     return means | {"policy_steps": float(len(steps))}
 
 
-def minus_log_probs(
-    samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def minus_log_probs(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
     """-log pi(a | s), of a policy that gives it."""
     return {"loss": -log_probs}, (np.full_like(log_probs, -1.0), 0.0)
 
 
-def minus_squashed_log_probs(
-    samples: Samples, output: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def minus_squashed_log_probs(samples: Samples, output: np.ndarray) -> LossResult:
     """-log pi(a | s) of a = tanh(u), u Gaussian: -log N(u; mean, std) + sum log(1 - a^2) (Haarnoja
     et al. 2018, eq. 26). With z = (u - mean) / std its gradients are -z / std for the mean, and
     1 - z^2 for log std, 0 where that is clipped. The output is [B, 2A]: means, then log stds."""
@@ -73,9 +69,7 @@ def minus_squashed_log_probs(
     return {"loss": terms.sum(axis=1).astype(output.dtype)}, (gradient.astype(output.dtype),)
 
 
-def squared_errors(
-    samples: Samples, actions: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def squared_errors(samples: Samples, actions: np.ndarray) -> LossResult:
     """|a - mu(s)|^2 / 2; the output is mu(s), [B, A]."""
     errors = actions - samples["actions"]
     return {"loss": 0.5 * np.square(errors).sum(axis=1)}, (errors,)

@@ -25,7 +25,7 @@ from flame_rl.learner.on_policy.losses import (
 )
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Samples
+from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
 from flame_rl.settings.algorithms import PPOSettings
 from flame_rl.settings.config import TrainConfig
 
@@ -44,24 +44,22 @@ def ppo(
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     steps: list[dict[str, float]] = []
     exceeded = False
-    for number in range(settings.epochs):
-        if number == 0 or settings.recompute_advantages:
+    for epoch in range(settings.epochs):
+        if epoch == 0 or settings.recompute_advantages:
             values = networks.values(batch)
             advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
             targets = advantages + values[batch.rows]
-        if number == 0:
+        if epoch == 0:
             explained = explained_variance(targets - advantages, targets)
             networks.statistics.add_returns(targets)
 
         columns = networks.columns(batch, targets)
         columns["advantages"] = standardize(advantages, batch.importance_weights)
         # The values begin their epoch first: it may run on another core beside the policy's.
-        epoch = None
-        if not exceeded:
-            epoch = shuffle(batch, columns, settings.minibatches, generator)
+        shuffled = None if exceeded else shuffle(batch, columns, settings.minibatches, generator)
         networks.fit_values(batch, targets, 1, value_rate, generator)
-        if epoch is not None:
-            steps += networks.descend(epoch, loss, step)
+        if shuffled is not None:
+            steps += networks.descend(shuffled, loss, step)
             exceeded = step.exceeds_kl(steps[-1])
         # A policy that has moved far enough stops; values of their own learn on.
         if exceeded and networks.shared:
@@ -79,9 +77,7 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     `CLIPPED` in learner/compiled/core.c."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
-    def loss(
-        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
         advantages = samples["advantages"]
         log_ratio = log_probs - samples["log_probs"]
         ratio = np.exp(log_ratio)

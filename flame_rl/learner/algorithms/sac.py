@@ -30,7 +30,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.network import Samples
-from flame_rl.learner.training.slices import at_once
+from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import Train, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
@@ -89,7 +89,7 @@ class SAC(GradientStep):
         between = samples["between"].swapaxes(0, 1).reshape(-1, *following.shape[1:])
         # Both with the policy before this step, each on a core of its own.
         network = self._pi.network
-        (next_output,), forward = at_once(
+        (next_output,), forward = run_parallel(
             [
                 partial(network.outputs, {"inputs": np.concatenate([following, between])}),
                 partial(network.forward, {"inputs": observations}),

@@ -26,7 +26,7 @@ from flame_rl.learner.off_policy.values import (
     huber,
     of_actions,
 )
-from flame_rl.learner.training.network import Gradient, Loss, Samples
+from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.settings.config import TrainConfig
@@ -103,9 +103,7 @@ def successor_loss(weights: np.ndarray) -> Loss:
         ValueError: in the loss, shapes that do not fit.
     """
 
-    def loss(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
         targets, chosen = distributions(samples, outputs, len(weights))
         errors, w = chosen - targets, weights.astype(chosen.dtype)
         numbers = {

@@ -28,12 +28,10 @@ from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 @dataclass(frozen=True)
 class Imitation(Algorithm):
-    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
-    iteration's episodes only say how good the policy was before."""
+    """Behaviour cloning alone: the iteration's episodes only say how good the policy was before."""
 
     config: TrainConfig
     actor: Actor
-    algorithm: Update
     demonstrations: Demonstrations
 
     metrics = ("loss", "gradient_norm", "policy_steps")
@@ -58,16 +56,13 @@ class Imitation(Algorithm):
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
         batch = self.actor.prepare(batch)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
-        return self.algorithm(self.actor, batch, self.config, decay, generator)
+        return bc(self.actor, batch, self.config, decay, generator)
 
 
 def imitation(
-    config: TrainConfig,
-    spec: EnvironmentSpec,
-    algorithm: Update,
-    demonstrations: Demonstrations | None,
+    config: TrainConfig, spec: EnvironmentSpec, demonstrations: Demonstrations | None
 ) -> Imitation:
-    """An algorithm with a new policy. Raises UsageError without demonstrations, or where actions
+    """Cloning with a new policy. Raises UsageError without demonstrations, or where actions
     have no policy of the kind that is asked for."""
     if demonstrations is None:
         raise UsageError(
@@ -76,7 +71,7 @@ def imitation(
             "replay memory, or a Minari dataset"
         )
     trained = in_training(make_policy(config, spec))
-    return Imitation(config, Actor(trained, trained.adam), algorithm, demonstrations)
+    return Imitation(config, Actor(trained, trained.adam), demonstrations)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
@@ -97,33 +92,25 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
 
 
 @dataclass(frozen=True)
-class ClonedFirst(Algorithm):
-    """Another algorithm, whose first update clones the demonstrations, and fits the values to their
+class ClonedFirst(OnPolicyAlgorithm):
+    """An algorithm whose first update clones the demonstrations, and fits the values to their
     returns. The first iteration's episodes, of a policy that has learned nothing yet, are not
-    learned from. `cloned` is 1 after the first update, and `inner` does all others."""
+    learned from. `cloned` is 1 after the first update; all others are the algorithm's own."""
 
-    inner: OnPolicyAlgorithm
     demonstrations: Demonstrations
     cloned: Counter = field(default_factory=Counter)
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        return self.inner.parts | {"cloned": self.cloned}
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self.inner.metrics
-
-    def snapshot(self) -> PolicySnapshot:
-        return self.inner.snapshot()
+        return super().parts | {"cloned": self.cloned}
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """See `Algorithm.update`."""
         if self.cloned.count:
-            return self.inner.update(episodes, generator, progress)
-        config, networks = self.inner.config, self.inner.networks
+            return super().update(episodes, generator, progress)
+        config, networks = self.config, self.networks
         settings = config.algorithm
         batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
         networks.statistics.add_observations(batch.observations)
@@ -152,4 +139,5 @@ def cloned_first(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"
         )
-    return ClonedFirst(on_policy(config, spec, algorithm), demonstrations)
+    plain = on_policy(config, spec, algorithm)
+    return ClonedFirst(**vars(plain), demonstrations=demonstrations)

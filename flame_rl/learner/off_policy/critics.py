@@ -21,10 +21,11 @@ import numpy as np
 from torch import nn
 
 import model
+from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
-from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
+from flame_rl.learner.training.slices import run_parallel
+from flame_rl.learner.training.trained import Train, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -87,7 +88,7 @@ class CriticEnsemble:
     def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Q'(s, a), float32 [B], of observations [B, D] and actions [B, A]."""
         inputs = _inputs(observations, actions)
-        values = at_once([partial(target.output, inputs) for target in self._targets])
+        values = run_parallel([partial(target.output, inputs) for target in self._targets])
         return (np.mean(values, axis=0) if self._average else np.minimum.reduce(values))[:, 0]
 
     def learn(
@@ -121,7 +122,7 @@ class CriticEnsemble:
             critic.descend(forward, (gradient[:, None],), self._rate * decay)
             return values
 
-        values = np.stack(at_once([partial(step, critic) for critic in self._critics]))
+        values = np.stack(run_parallel([partial(step, critic) for critic in self._critics]))
         errors = np.abs(values - targets)
         numbers = {"value_loss": errors * errors, "value": values}
         return numbers | {"td_error": errors.mean(axis=0)}
@@ -141,7 +142,7 @@ class CriticEnsemble:
         """
         inputs = _inputs(observations, actions)
         critics = self._critics[:1] if first else self._critics
-        passes = at_once([partial(critic.network.forward, inputs) for critic in critics])
+        passes = run_parallel([partial(critic.network.forward, inputs) for critic in critics])
         values = np.stack([forward.outputs[0][:, 0] for forward in passes])
         # The share of each critic in each sample's value: of the smaller one all.
         shares = np.full_like(values, 1 / len(values))
@@ -152,7 +153,7 @@ class CriticEnsemble:
             partial(forward.backward_inputs, (share[:, None],))
             for forward, share in zip(passes, shares, strict=True)
         ]
-        gradients = sum(at_once(back))
+        gradients = sum(run_parallel(back))
         return (values * shares).sum(axis=0), gradients[:, self._observation_dim :]
 
     def follow(self, tau: float) -> None:

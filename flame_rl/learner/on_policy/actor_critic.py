@@ -29,14 +29,12 @@ from flame_rl.learner.training.epoch import (
     StepConfig,
     descend,
     descend_by,
-    number_of_minibatches,
-    random_order,
     runs_alone,
 )
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import at_once, outputs
+from flame_rl.learner.training.slices import outputs, run_parallel
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import Centering, ObservationNormalizer
 from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
@@ -161,8 +159,10 @@ class TwoNetworks(ActorCritic):
     ) -> None:
         """`settings` have minibatches and max_grad_norm."""
         super().__init__(policy, value, policy.adam, statistics)
-        self.training = ValueTraining(value)
         self._settings = settings
+        # The epochs of the values that run beside the policy's, and the loss of this update's last.
+        self._running: Future[float] | None = None
+        self._loss: float | None = None
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
@@ -175,17 +175,17 @@ class TwoNetworks(ActorCritic):
         }
 
     def prepare(self, batch: Batch) -> Batch:
-        self.training.reset()
+        self._loss = None
         inputs = batch.network_inputs
         networks = self.policy.network, self.value.network
-        of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
+        of_policy, of_value = run_parallel([partial(each.prepare, inputs) for each in networks])
         # One array, so that both networks share the cache.
         if isinstance(of_policy, np.ndarray) and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
 
     def values(self, batch: Batch) -> np.ndarray:
-        self.training.finish()
+        self.finish()
         return super().values(batch)
 
     def fit_values(
@@ -196,19 +196,33 @@ class TwoNetworks(ActorCritic):
         learning_rate: float,
         generator: np.random.Generator,
     ) -> None:
-        count = number_of_minibatches(self._settings.minibatches, batch.steps)
+        self.finish()
+        count = batch.minibatches(self._settings.minibatches)
         columns = self.value_columns(targets)
         if batch.time is not None:
             columns["time"] = batch.time
-        orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
-        self.training.begin(
-            [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders],
-            StepConfig(learning_rate, self._settings.max_grad_norm),
-        )
+        orders = [batch.random_order(count, generator) for _ in range(epochs)]
+        every = [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders]
+        step = StepConfig(learning_rate, self._settings.max_grad_norm)
+        # What is computed by Python trains here, because two threads would wait for its lock.
+        if runs_alone(self.value.network, every[0], value_loss) and available_cores() > 1:
+            # The context has NumPy's settings, and the user's wish to stop.
+            self._running = _thread().submit(copy_context().run, self._fit, every, step)
+        else:
+            self._loss = self._fit(every, step)
 
     def finish(self) -> dict[str, float]:
-        loss = self.training.finish()
-        return {} if loss is None else {"value_loss": loss}
+        """See `ActorCritic.finish`. Raises Interrupted if the user asks to stop."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._loss = running.result()
+        return {} if self._loss is None else {"value_loss": self._loss}
+
+    def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
+        """Train the values; returns the mean loss of the last epoch."""
+        for epoch in epochs:
+            steps = descend(self.value.network, self.value.adam, epoch, value_loss, config)
+        return sum(numbers["loss"] for numbers in steps) / len(steps)
 
 
 class OneNetwork(ActorCritic):
@@ -259,45 +273,6 @@ class OneNetwork(ActorCritic):
         return descend_by(gradient_of, self.adam, epoch, config)
 
 
-class ValueTraining:
-    """The epochs of a value network in one update, which may run while the policy trains."""
-
-    def __init__(self, trained: TrainedNetwork) -> None:
-        self._trained = trained
-        self._running: Future[float] | None = None
-        self._loss: float | None = None
-
-    def begin(self, epochs: Sequence[Epoch], config: StepConfig) -> None:
-        """Begin epochs of the value loss, one at least; the network must not be used before
-        `finish`."""
-        self.finish()
-        # What is computed by Python trains here, because two threads would wait for its lock.
-        if runs_alone(self._trained.network, epochs[0], value_loss) and available_cores() > 1:
-            # The context has NumPy's settings, and the user's wish to stop.
-            context = copy_context()
-            self._running = _thread().submit(context.run, self._fit, epochs, config)
-        else:
-            self._loss = self._fit(epochs, config)
-
-    def finish(self) -> float | None:
-        """Wait for the epochs that `begin` began; returns the mean loss of this update's last
-        epoch, None where there was none. Raises Interrupted if the user asks to stop."""
-        running, self._running = self._running, None
-        if running is not None:
-            self._loss = running.result()
-        return self._loss
-
-    def reset(self) -> None:
-        """Begin an update, which has no epochs yet."""
-        self._loss = None
-
-    def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
-        network, adam = self._trained.network, self._trained.adam
-        for epoch in epochs:
-            steps = descend(network, adam, epoch, value_loss, config)
-        return sum(numbers["loss"] for numbers in steps) / len(steps)
-
-
 @cache
 def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="values")
@@ -341,16 +316,9 @@ class Statistics:
 
 
 def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:
-    """An epoch for the policy: the steps of a prepared batch in random order, in their own order if
-    there is only one minibatch. Where a network remembers, whole episodes are shuffled.
-
-    `columns`, [N, ...] by name, are what the losses need besides `Batch.for_policy` and, where they
-    were computed, "log_probs"; `wanted` is the number of minibatches, see `number_of_minibatches`.
-    """
-    count = number_of_minibatches(wanted, batch.steps)
-    order = random_order(batch.steps, count, generator, batch.time)
-    optional = {"log_probs": batch.log_probs, "time": batch.time}
-    if batch.weights is not None:
-        optional["weights"] = batch.importance_weights.astype(np.float32)
-    given = {name: array for name, array in optional.items() if array is not None}
-    return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns | given, order, count)
+    """An epoch for the policy: the steps of a prepared batch in random order. `columns`, [N, ...]
+    by name, are what the losses need besides `Batch.for_policy`; for the number of minibatches that
+    is `wanted` see `Batch.minibatches`."""
+    count = batch.minibatches(wanted)
+    order = batch.random_order(count, generator)
+    return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns, order, count)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.learner.rewards import import_function
+from flame_rl.learner.rewards import import_function, raised_by
 from flame_rl.modules.networks import SharedNetwork, inputs_of
 from flame_rl.settings.algorithms import loss_name
 from flame_rl.system.errors import UsageError
@@ -52,7 +51,7 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
     try:
         module = make(features, spec)
     except (Exception, SystemExit) as error:
-        raise _error(name, error) from error
+        raise raised_by(f"--auxiliary: {name}", error) from error
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, whose "
@@ -73,7 +72,7 @@ def loss_of_steps(
     try:
         loss = module(features, dict(samples))
     except (Exception, SystemExit) as error:
-        raise _error(name, error) from error
+        raise raised_by(f"--auxiliary: {name}", error) from error
     wanted = features.shape[:-1]
     if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
         made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
@@ -87,9 +86,3 @@ def loss_of_steps(
             "`detach` and `no_grad`"
         )
     return loss
-
-
-def _error(name: str, error: BaseException) -> UsageError:
-    return UsageError(
-        f"--auxiliary: {name} raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
-    )

@@ -23,6 +23,8 @@ from flame_rl.learner.training.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Episodes
 
+# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
+LEAST_MINIBATCH = 64
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -94,11 +96,33 @@ class Batch:
 
     @property
     def for_policy(self) -> Samples:
-        """What a policy's outputs need besides its inputs, [N, ...] by name: actions, and masks
-        where there are any."""
-        masks = self.columns.get(ACTION_MASKS)
-        of_steps = {} if masks is None else {ACTION_MASKS: masks.take(self.rows, axis=0)}
-        return {"actions": self.actions} | of_steps
+        """What a policy's outputs and loss need besides inputs and advantages, [N, ...] by name:
+        actions, and where there are any, masks, times, log-probabilities and importance weights."""
+        masks, weights = self.columns.get(ACTION_MASKS), self.weights
+        optional = {
+            ACTION_MASKS: None if masks is None else masks.take(self.rows, axis=0),
+            "time": self.time,
+            "log_probs": self.log_probs,
+            "weights": None if weights is None else self.importance_weights.astype(np.float32),
+        }
+        present = {name: column for name, column in optional.items() if column is not None}
+        return {"actions": self.actions} | present
+
+    def minibatches(self, wanted: int) -> int:
+        """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
+        return min(wanted, max(1, self.steps // LEAST_MINIBATCH))
+
+    def random_order(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """The order of the steps in an epoch of `count` minibatches, int64 [N]: random, or their
+        own if there is only one. Where a network remembers, whole episodes are shuffled."""
+        if count == 1:
+            return np.arange(self.steps)
+        if self.time is None:
+            return generator.permutation(self.steps)
+        order = generator.permutation(len(self.lengths))
+        lengths = self.lengths[order]
+        starts = np.cumsum(self.lengths) - self.lengths
+        return np.repeat(starts[order], lengths) + time_steps(lengths)
 
     def outcomes(self) -> dict[str, np.ndarray]:
         """Columns that auxiliary losses see besides the actions, [N, ...] by name."""

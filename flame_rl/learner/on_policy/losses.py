@@ -12,8 +12,8 @@ import numpy as np
 from flame_rl.actor.failure import summary
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import (
-    Gradient,
     Loss,
+    LossResult,
     NativeLoss,
     Network,
     Samples,
@@ -36,9 +36,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     """
     c = entropy_coefficient
 
-    def loss(
-        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
         advantages = samples["advantages"]
         numbers = {
             "loss": -log_probs * advantages - c * entropies,
@@ -50,9 +48,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     return NativeLoss(loss, "policy_gradient", POLICY_NUMBERS, entropy_coefficient=c)
 
 
-def _value_loss(
-    samples: Samples, values: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def _value_loss(samples: Samples, values: np.ndarray) -> LossResult:
     errors = (values - samples["targets"]) / samples["scale"]
     return {"loss": 0.5 * errors * errors}, (errors / samples["scale"],)
 
@@ -124,9 +120,10 @@ def differentiate_sum(
         for term, own in zip(terms, every, strict=True):
             outputs = [forward.outputs[place] for place in term.outputs]
             of_term, its_gradients = term.loss(chunk, *outputs)
-            gradients = dict(zip(term.outputs, its_gradients, strict=True))
+            found = dict(zip(term.outputs, its_gradients, strict=True))
+            gradients = [found.get(place) for place in range(len(forward.outputs))]
             try:
-                forward.backward_one(gradients, own, last=term is terms[-1])
+                forward.backward(gradients, own, again=term is not terms[-1])
             except (Exception, SystemExit) as error:
                 raise UsageError(
                     f"the gradient of {term.name}_loss failed: {summary(error)}; write a loss of "
@@ -152,8 +149,6 @@ def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name}_{kind}" for kind in ("loss", "gradient_norm") for name in names)
 
 
-def output_as_loss(
-    samples: Samples, loss: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def output_as_loss(samples: Samples, loss: np.ndarray) -> LossResult:
     """The loss of an output that is a loss already, float32 [B]; see `Loss`."""
     return {"loss": loss}, (1.0,)

@@ -16,21 +16,36 @@ _ROUNDING = 1e-12
 
 
 def discounted_returns(
-    rewards: np.ndarray, lengths: np.ndarray, discount: float, bootstrap: np.ndarray
+    rewards: np.ndarray, lengths: np.ndarray, discount: np.ndarray | float, bootstrap: np.ndarray
 ) -> np.ndarray:
     """G_t = r_t + discount * G_{t+1}, to the end of each episode (Sutton and Barto, eq. 3.9).
+
+    Each pass doubles the number of rewards that a sum has: ten passes over whole arrays for
+    episodes of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
 
     Args:
         rewards: float64 [N], the episodes one after another.
         lengths: int64 [E], the number of steps of each episode; they sum to N.
-        discount: from 0 to 1.
+        discount: from 0 to 1, one number or [N].
         bootstrap: float64 [E], the value of the state after the last step: 0 for a terminated
             episode, an estimate for one that a time limit truncated.
 
     Returns:
         float64 [N].
     """
-    return _discounted_sums(rewards, discount, lengths, bootstrap)
+    sums = rewards.astype(np.float64)
+    products = np.empty(len(rewards))
+    products[:] = discount
+    ends = np.cumsum(lengths) - 1
+    sums[ends] += products[ends] * bootstrap
+    products[ends] = 0.0
+    reach = 1
+    while reach < lengths.max():
+        sums[:-reach] += products[:-reach] * sums[reach:]
+        # The last `reach` products contain an episode's end: they are 0 already.
+        products[:-reach] *= products[reach:]
+        reach *= 2
+    return sums
 
 
 def td_errors(
@@ -71,7 +86,8 @@ def generalized_advantages(
             None: all are 1.
     """
     weights = 1.0 if weights is None else weights
-    return _discounted_sums(weights * errors, decay * weights, lengths, np.zeros(len(lengths)))
+    none = np.zeros(len(lengths))
+    return discounted_returns(weights * errors, lengths, decay * weights, none)
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -136,26 +152,3 @@ def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.nda
     if scale <= _ROUNDING * np.abs(values).max():
         return np.zeros(len(values), np.float32)
     return (centered / scale).astype(np.float32)
-
-
-def _discounted_sums(
-    terms: np.ndarray, factors: np.ndarray | float, lengths: np.ndarray, last: np.ndarray
-) -> np.ndarray:
-    """y_t = terms_t + factors_t * y_{t+1} within each episode, with its entry of `last` as y_T.
-
-    Each pass doubles the number of terms that a sum has: ten passes over whole arrays for episodes
-    of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
-    """
-    sums = terms.astype(np.float64)
-    products = np.empty(len(terms))
-    products[:] = factors
-    ends = np.cumsum(lengths) - 1
-    sums[ends] += products[ends] * last
-    products[ends] = 0.0
-    reach = 1
-    while reach < lengths.max():
-        sums[:-reach] += products[:-reach] * sums[reach:]
-        # The last `reach` products contain an episode's end: they are 0 already.
-        products[:-reach] *= products[reach:]
-        reach *= 2
-    return sums

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.learner import Algorithm
+from flame_rl.learner.learner import Algorithm, load_part, state_of
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -27,12 +27,7 @@ from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
-from flame_rl.learner.training.trained import (
-    Train,
-    TrainedNetwork,
-    flat_parameters,
-    state_of,
-)
+from flame_rl.learner.training.trained import Train, TrainedNetwork, flat_parameters
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
@@ -48,20 +43,10 @@ _LIMIT = ("policy_steps", "kl", "update_scale")
 _HALVINGS = 40
 
 
-class Update(Protocol):
-    """An algorithm: one update of the networks from the steps of an iteration."""
-
-    def __call__(
-        self,
-        networks: ActorCritic,
-        batch: Batch,
-        config: TrainConfig,
-        decay: float,
-        generator: np.random.Generator,
-    ) -> dict[str, float]:
-        """Train the networks, see `ActorCritic` for the order of its methods, on a batch that they
-        have prepared, with `decay` as the factor of learning rates. Returns metrics by name."""
-        ...
+# An algorithm: one update of the networks, see `ActorCritic` for the order of its methods, from a
+# batch that they have prepared, with the run's settings, the factor of learning rates and a
+# generator of random numbers. Returns metrics by name.
+Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -115,7 +100,7 @@ class OnPolicyAlgorithm(Algorithm):
             log_ratio = batch.log_probs - log_probs_of(self.collector.network, samples)
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
-            state_of(self.collector.module).load_state_dict(before)
+            load_part(self.collector.module, before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
@@ -180,35 +165,33 @@ def shrink_until_close(
         scale = 0.5 ** (halvings / 2)
         if halvings:
             between = {name: interpolate(before[name], after[name], scale) for name in after}
-            state_of(policy.module).load_state_dict(between)
+            load_part(policy.module, between)
         log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
         kl = float(kl_terms(log_ratio, batch.importance_weights).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
         return {"kl": kl, "update_scale": scale}
-    state_of(policy.module).load_state_dict(before)
+    load_part(policy.module, before)
     return {"kl": 0.0, "update_scale": 0.0}
 
 
 def policy_samples(batch: Batch) -> Samples:
     """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
-    `Batch.for_policy`; with "time" where a network remembers."""
+    `Batch.for_policy`."""
     # `take` is several times as fast as indexing.
-    inputs = batch.network_inputs.take(batch.rows, axis=0)
-    samples = {"inputs": inputs, **batch.for_policy}
-    return samples if batch.time is None else samples | {"time": batch.time}
+    return {"inputs": batch.network_inputs.take(batch.rows, axis=0), **batch.for_policy}
 
 
 def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
     """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
-    result, _ = outputs(policy, samples, prepared=False)
+    result, _ = outputs(policy, samples | {"inputs": policy.prepare(samples["inputs"])})
     return result
 
 
 def copy_state(module: nn.Module) -> dict[str, np.ndarray]:
     """Copies of the module's parameters and buffers, by name."""
-    return {name: array.copy() for name, array in state_of(module).state_dict().items()}
+    return {name: array.copy() for name, array in state_of(module).items()}
 
 
 def interpolate(before: np.ndarray, after: np.ndarray, share: float) -> np.ndarray:

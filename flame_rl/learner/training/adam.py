@@ -23,39 +23,6 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 UNDERFLOW = 1e-20, 1e-36
 
 
-def take_step(
-    parameters: np.ndarray,
-    gradient: np.ndarray,
-    sums: tuple[np.ndarray, np.ndarray],
-    factors: tuple[float, float],
-) -> None:
-    """Adam's step, in place, on arrays float32 [P]: both sums shrink by the betas and gain the
-    gradient and its square, but become 0 below `UNDERFLOW`; parameters -= rate first /
-    (sqrt(second) + epsilon). `factors` are epsilon and rate."""
-    compiled = library()
-    if compiled is not None:
-        compiled.adam(parameters, gradient, *sums, 1.0, *factors, parameters.size)
-        return
-    epsilon, rate = map(np.float32, factors)
-    gains = gradient, np.square(gradient)
-    for each, beta, gain, least in zip(sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
-        each *= np.float32(beta)
-        each += gain
-        each[np.abs(each) < least] = 0
-    parameters -= sums[0] / (np.sqrt(sums[1]) + epsilon) * rate
-
-
-def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
-    """parameters += tau (others - parameters), in place, on arrays float32 [P]; tau 1 copies."""
-    compiled = library()
-    if tau == 1:
-        parameters[:] = others
-    elif compiled is None:
-        parameters += (others - parameters) * np.float32(tau)
-    else:
-        compiled.follow(parameters, others, tau, parameters.size)
-
-
 class Adam:
     """Updates parameters in place.
 
@@ -85,8 +52,24 @@ class Adam:
         """One step down the gradient. Raises Interrupted if the user asks to stop."""
         end_if_stopped()
         (factors,) = self.factors(1, learning_rate)
-        take_step(self.parameters, self.gradient, self.sums, factors)
+        compiled, size = library(), self.parameters.size
+        if compiled is not None:
+            compiled.adam(self.parameters, self.gradient, *self.sums, 1.0, *factors, size)
+        else:
+            self._step_in_numpy(*map(np.float32, factors))
         self.steps += 1
+
+    def _step_in_numpy(self, epsilon: np.float32, rate: np.float32) -> None:
+        """Both sums shrink by the betas and gain the gradient and its square, but become 0 below
+        `UNDERFLOW`; parameters -= rate first / (sqrt(second) + epsilon)."""
+        gains = self.gradient, np.square(self.gradient)
+        for sums, beta, gain, least in zip(
+            self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True
+        ):
+            sums *= np.float32(beta)
+            sums += gain
+            sums[np.abs(sums) < least] = 0
+        self.parameters -= self.sums[0] / (np.sqrt(self.sums[1]) + epsilon) * rate
 
     def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:
         """Epsilon and the step size of the next `count` steps, as the sums need them: times these

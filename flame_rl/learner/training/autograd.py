@@ -1,8 +1,8 @@
 """Any torch module, differentiated by torch, on the CPU or on another device.
 
-Parameters, Adam, checkpoints and snapshots stay on the CPU. On another device a copy of the module,
-its twin, computes: it gets the module's parameters and buffers before each pass, and its results
-come back as arrays, so that only a network knows the device.
+Parameters, Adam, checkpoints and snapshots stay on the CPU. On another device a copy of the module
+computes: it gets the module's parameters and buffers before each pass, and its results come back as
+arrays, so that only a network knows the device.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import Stacks, as_array
+from flame_rl.learner.training.frames import Stacks
 from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
-from flame_rl.nets.layers import LayerKind
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
+# The most rows of a slice: few enough to fit in a cache and to divide a large minibatch among
+# cores, many enough that Python costs little. The time of sequences depends on the longest one,
+# hardly on their number: few slices, as large as memory allows.
+_ROWS, _ROWS_OF_SEQUENCES = 2048, 16_384
 # The most bytes of a slice: rows of convolutions are wide, and slices of fewer rows are faster.
-_SLICE_BYTES = 1 << 25
+_BYTES = 1 << 25
 # On another device, slices only bound the memory. Their size changes the bits of results, so it
 # must not depend on how much memory the device has.
-_SLICE_ROWS_ELSEWHERE = 1 << 16
-_SLICE_BYTES_ELSEWHERE = 1 << 30
+_ROWS_ON_DEVICE, _BYTES_ON_DEVICE = 1 << 16, 1 << 30
 # Buffers of flame_rl/modules/, which the learner sets between updates.
 _CONSTANTS = ("mean", "std", "factor", "scale")
 
 
 class AutogradNetwork(Network):
-    """See `Network`. The module itself normalises observations."""
+    """See `Network`. The module itself normalises observations.
 
-    remembers = False
-    # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
-    # that Python costs little.
-    most_rows = 2048
+    A module with a memory is unrolled over whole sequences from their first step; its samples have
+    "time" among their columns, and perhaps "burnt_in", bool [B], see `burning_in`. Its inputs and
+    outputs are [T, S, ...], T time steps of S sequences; shorter sequences are padded at their
+    ends.
+    """
 
     def __init__(
         self, module: nn.Module, apply: Apply | None = None, device: torch.device | None = None
@@ -48,29 +51,38 @@ class AutogradNetwork(Network):
         Args:
             module: any.
             apply: computes its outputs; None: its method `outputs` does.
-            device: that of a twin; None: the module itself computes, on the CPU.
+            device: where a copy of the module computes; None: the module itself does, on the CPU.
         """
         self._trained = module
         self._module = module if device is None else copy.deepcopy(module).to(device)
         self._device = torch.device("cpu") if device is None else device
-        self._apply = apply or (lambda twin, samples: twin.outputs(samples))
+        self._apply = apply or (lambda own, samples: own.outputs(samples))
         self._parameters = list(self._module.parameters())
-        layers = layers_in(module)
-        self.slice_rows = _slice_rows(layers, self.most_rows, device)
+        exported = [each.layer() for each in module.modules() if isinstance(each, LayerModule)]
+        layers = [LAYERS[each.kind](**each.arrays) for each in exported if each.kind in LAYERS]
+        self.remembers = any(layer.state and not layer.bounded for layer in layers)
         self.frames = max((layer.sizes().get("frames", 1) for layer in layers), default=1)
-        self.parallel = device is None and changes_nothing(module)
+        rows, size = _ROWS_OF_SEQUENCES if self.remembers else _ROWS, _BYTES
+        if device is not None:
+            rows, size = _ROWS_ON_DEVICE, _BYTES_ON_DEVICE
+        bytes_per_row = 4 * sum(sum(layer.sizes().values()) for layer in layers)
+        self.slice_rows = max(1, min(rows, size // max(1, bytes_per_row)))
+        # Other buffers may change in forward passes, as the counts of batch normalisation: their
+        # bits depend on the order of the passes.
+        buffers = {name.rpartition(".")[2] for name, _ in module.named_buffers()}
+        self.parallel = device is None and buffers.issubset(_CONSTANTS)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
 
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        self._follow()
+        self._synchronize()
         outputs = self._compute(samples, tensors_of(samples, self._device))
         return tuple(map(to_array, outputs))
 
     def forward(self, samples: Samples) -> AutogradPass:
-        self._follow()
+        self._synchronize()
         tensors = tensors_of(samples, self._device)
         # For `backward_inputs`, unless inputs are integers. A new tensor, because the caller's must
         # not keep the gradient flag.
@@ -80,34 +92,8 @@ class AutogradNetwork(Network):
 
     def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs, [B, ...] each, given the samples as arrays and as tensors."""
-        return self._apply(self._module, tensors)
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Give the twin the parameters and buffers that the module has now."""
-        if self._module is self._trained:
-            return
-        given = self._trained.state_dict()
-        for name, own in self._module.state_dict().items():
-            # By `data`, because an earlier pass may still be without its backward pass, which
-            # autograd refuses where it has seen a tensor change.
-            own.data.copy_(given[name])
-
-
-class SequenceNetwork(AutogradNetwork):
-    """See `Network`. A module with a memory, unrolled over whole sequences from their first step;
-    samples have "time" among their columns, and perhaps "burnt_in", bool [B], see `burning_in`.
-
-    The module's inputs and outputs are [T, S, ...], T time steps of S sequences; shorter sequences
-    are padded at their ends.
-    """
-
-    remembers = True
-    # The time of a slice depends on its longest sequence, hardly on the number of sequences: few
-    # slices, as large as memory allows.
-    most_rows = 16_384
-
-    def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        if not self.remembers:
+            return self._apply(self._module, tensors)
         time = samples["time"]
         lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
         steps, count = int(lengths.max()), len(lengths)
@@ -116,8 +102,19 @@ class SequenceNetwork(AutogradNetwork):
         place = torch.from_numpy(places).to(self._device)
         padded = {name: _pad(column, place, steps, count) for name, column in tensors.items()}
         with burning_in(self._module, padded.pop("burnt_in", None)):
-            outputs = super()._compute(samples, padded)
+            outputs = self._apply(self._module, padded)
         return tuple(output.flatten(0, 1)[place] for output in outputs)
+
+    @torch.no_grad()
+    def _synchronize(self) -> None:
+        """Give the copy on another device the parameters and buffers that the module has now."""
+        if self._module is self._trained:
+            return
+        trained = self._trained.state_dict()
+        for name, own in self._module.state_dict().items():
+            # By `data`, because an earlier pass may still be without its backward pass, which
+            # autograd refuses where it has seen a tensor change.
+            own.data.copy_(trained[name])
 
 
 class AutogradPass:
@@ -131,28 +128,21 @@ class AutogradPass:
         self._parameters = parameters
         self.outputs = tuple(map(to_array, outputs))
 
-    def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
-        gradient[...] = _flat(self._back(gradients, self._parameters))
-
-    def backward_one(
-        self, gradients: dict[int, Gradient], gradient: np.ndarray, last: bool
+    def backward(
+        self, gradients: Sequence[Gradient | None], gradient: np.ndarray, again: bool = False
     ) -> None:
-        """Write the gradient of one loss of several, summed over the samples.
+        """See `Pass.backward`. The gradient for an output may be None, which is 0; `again` says
+        that another backward pass follows."""
+        of_parameters = self._back(gradients, self._parameters, again)
+        # As one array, because every copy from another device waits for it.
+        gradient[...] = to_array(torch.cat([each.reshape(-1) for each in of_parameters]))
 
-        Args:
-            gradients: by the place of each output that the loss takes, the gradient for it.
-            gradient: float32 [P], overwritten, as in `Pass.backward`.
-            last: whether no other follows.
-        """
-        every = tuple(gradients.get(output) for output in range(len(self._outputs)))
-        gradient[...] = _flat(self._back(every, self._parameters, again=not last))
-
-    def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
+    def backward_inputs(self, gradients: Sequence[Gradient]) -> np.ndarray:
         (result,) = self._back(gradients, [self._inputs])
         return to_array(result)
 
     def _back(
-        self, gradients: tuple[Gradient | None, ...], targets: list[Tensor], again: bool = False
+        self, gradients: Sequence[Gradient | None], targets: list[Tensor], again: bool = False
     ) -> tuple[Tensor, ...]:
         # The gradient of a scalar with these gradients: given them, torch imports sympy to check
         # their shapes, which takes half a second.
@@ -175,19 +165,6 @@ def to_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def layers_in(module: nn.Module) -> list[LayerKind]:
-    """The layers in the module, of those kinds that actors know."""
-    layers = [each.layer() for each in module.modules() if isinstance(each, LayerModule)]
-    return [LAYERS[layer.kind](**layer.arrays) for layer in layers if layer.kind in LAYERS]
-
-
-def changes_nothing(module: nn.Module) -> bool:
-    """Whether forward passes are sure to leave the module as it is: it has no buffers but those of
-    flame_rl/modules/. Batch normalisation, for example, counts in buffers, whose bits depend on the
-    order of the passes."""
-    return all(name.rpartition(".")[2] in _CONSTANTS for name, _ in module.named_buffers())
-
-
 def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     """The columns as tensors on the device; integers are int64, but for uint8, the numbers of
     pictures. With "inputs" that are `Stacks` comes "missing", which of their frames precede the
@@ -196,27 +173,12 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     # its number.
     torch.get_num_threads()
     if isinstance(samples.get("inputs"), Stacks):
-        samples = samples | {"missing": samples["inputs"].missing()}
-    tensors = {n: torch.from_numpy(as_array(c)).to(device) for n, c in samples.items()}
+        samples = samples | {"missing": samples["inputs"].stacked()[1]}
+    tensors = {n: torch.from_numpy(np.asarray(c)).to(device) for n, c in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()
         for n, t in tensors.items()
     }
-
-
-def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | None) -> int:
-    """The number of rows in a slice: `most`, more on another device, or fewer where convolutions
-    would take much memory."""
-    limit = _SLICE_BYTES
-    if device is not None:
-        most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
-    numbers = sum(sum(layer.sizes().values()) for layer in layers)
-    return min(most, max(1, limit // (4 * numbers))) if numbers else most
-
-
-def _flat(shares: Sequence[Tensor]) -> np.ndarray:
-    # As one array, because every copy from another device waits for it.
-    return to_array(torch.cat([share.reshape(-1) for share in shares]))
 
 
 def _pad(column: Tensor, place: Tensor, steps: int, count: int) -> Tensor:

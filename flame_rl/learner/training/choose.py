@@ -1,14 +1,10 @@
-"""Choose how a network is computed: by compiled code where each of its layers is one that this
-knows, otherwise by torch, over whole sequences if it has a memory. On another device, always by
-torch. A module that somebody changed, by a subclass, a hook, a method of its own, a frozen or a
-shared parameter, goes through torch.
+"""Whether a network, layer by layer, is one that compiled code knows; otherwise torch computes it,
+and on another device always. A module that somebody changed, by a subclass, a hook, a method of its
+own, a frozen or a shared parameter, goes through torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,7 +15,8 @@ from torch import nn
 
 from flame_rl.learner.compiled.library import library
 from flame_rl.learner.compiled.network import ACTIVATIONS, CompiledHead, CompiledNetwork
-from flame_rl.learner.training.autograd import Apply, AutogradNetwork, SequenceNetwork, layers_in
+from flame_rl.learner.training.autograd import Apply, AutogradNetwork
+from flame_rl.learner.training.device import NETWORK_DEVICE
 from flame_rl.learner.training.network import Network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Convolution, Dense, LayerNorm, Select
@@ -36,41 +33,10 @@ from flame_rl.modules.observations import FrameStack, ObservationNormalizer
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.layers import NormalizeLayer
 
-# A context variable, so that algorithms need not pass the device on to their networks.
-_DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
-
-
-@contextmanager
-def computing_on(device: torch.device | None) -> Iterator[None]:
-    """Networks that are chosen within the block are computed on this device, by torch; None: on the
-    CPU."""
-    token = _DEVICE.set(device)
-    try:
-        yield
-    finally:
-        _DEVICE.reset(token)
-
-
-def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
-    """The network that computes a module: its method `outputs`, or `apply`."""
-    device = _DEVICE.get()
-    compiled = compiled_network(module) if device is None and apply is None else None
-    if compiled is not None:
-        return compiled
-    remembers = any(layer.state and not layer.bounded for layer in layers_in(module))
-    kind = SequenceNetwork if remembers else AutogradNetwork
-    return kind(module, apply, device)
-
-
-def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork:
-    """Put a new module in training; see `network_of`."""
-    return TrainedNetwork(module, partial(network_of, apply=apply))
-
-
 # The time of torch in that of compiled code, for two layers of 64 units and 64 steps.
 _TORCH = 16
 
-# For the exact type of a network: what a loss sees of its output; see `CompiledHead`.
+# For the exact type of a network: how a loss sees its output; see `CompiledHead`.
 HEADS: dict[type[nn.Module], str] = {
     PolicyNetwork: "raw",
     ActionValueNetwork: "raw",
@@ -79,6 +45,18 @@ HEADS: dict[type[nn.Module], str] = {
     CategoricalPolicy: "categorical",
     GaussianPolicy: "gaussian",
 }
+
+
+def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
+    """The network that computes a module: its method `outputs`, or `apply`."""
+    device = NETWORK_DEVICE.get()
+    compiled = compiled_network(module) if device is None and apply is None else None
+    return compiled or AutogradNetwork(module, apply, device)
+
+
+def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork:
+    """Put a new module in training; see `network_of`."""
+    return TrainedNetwork(module, partial(network_of, apply=apply))
 
 
 def compiled_network(module: nn.Module) -> CompiledNetwork | None:
@@ -133,23 +111,23 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
 def _is_plain(module: nn.Module) -> bool:
     """Whether nothing but known preprocessing is around the layers, no submodule has hooks or a
     method of its own, and all parameters are trained, in float32."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     changed = any(
-        any(getattr(each, name) for name in hooks) or any(map(callable, vars(each).values()))
+        callable(value) or (value and name.endswith("_hooks"))
         for each in module.modules()
+        for name, value in vars(each).items()
     )
     trained = all(
         each.dtype == torch.float32 and each.requires_grad and not each._backward_hooks
         for each in module.parameters()
     )
-    known = type(module.network) is nn.Sequential
+    known = [nn.Identity, ObservationNormalizer]
     if type(module) is CriticNetwork:  # its inputs are more than observations
-        known = known and type(module.features) is nn.Sequential and not len(module.features)
-        known = known and type(module.normalizer) is nn.Identity
+        known.remove(ObservationNormalizer)
+        other = type(module.features) is not nn.Sequential or len(module.features)
     else:
-        known = known and type(module.frames) is nn.Identity
-        known = known and type(module.normalizer) in (nn.Identity, ObservationNormalizer)
-    return known and trained and not changed
+        other = type(module.frames) is not nn.Identity
+    plain = type(module.network) is nn.Sequential and type(module.normalizer) in known
+    return plain and trained and not changed and not other
 
 
 def notices_of(modules: dict[str, nn.Module]) -> list[str]:
@@ -163,14 +141,14 @@ def notices_of(modules: dict[str, nn.Module]) -> list[str]:
         ]
     unknown: dict[str, None] = {}
     for module in modules.values():
-        always_torchs = (Convolution, FrameStack, *MEMORIES.values())
-        if isinstance(module, ObservationNetwork | CriticNetwork) and not any(
-            isinstance(each, always_torchs) for each in module.modules()
-        ):
-            layers = list(module.network)
-            if any(isinstance(layer, nn.Linear) for layer in layers):
-                known = (Dense, LayerNorm, Activation, Select)
-                unknown |= dict.fromkeys(type(x).__name__ for x in layers if type(x) not in known)
+        if not isinstance(module, ObservationNetwork | CriticNetwork):
+            continue
+        torchs = (Convolution, FrameStack, *MEMORIES.values())
+        dense = any(isinstance(layer, nn.Linear) for layer in module.network)
+        if dense and not any(isinstance(each, torchs) for each in module.modules()):
+            types = {type(layer): None for layer in module.network}
+            known = (Dense, LayerNorm, Activation, Select)
+            unknown |= dict.fromkeys(kind.__name__ for kind in types if kind not in known)
     return [
         f"{name} is a layer that compiled code does not know: torch trains its networks, {slower}; "
         "see docs/add-a-layer.md"

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -25,6 +26,9 @@ _VERY_LARGE = 1 << 22
 # The smallest of the sizes in torch's documentation with which cuBLAS and cuDNN give the same bits
 # each time, for products and for recurrent layers.
 _CUBLAS_WORKSPACE = ":16:8"
+# Where new networks compute; None: on the CPU. A context variable, so that algorithms need not pass
+# the device on to their networks.
+NETWORK_DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
 # The threads of a process share torch's generator and most of its settings.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -63,8 +67,8 @@ def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
 
 
 def device_of(name: str) -> torch.device | None:
-    """The name that `choose_device` returns as an argument of `computing_on`; None for the CPU."""
-    if name == "cpu":
+    """The graphics card for its name, "cuda"; None for the CPU."""
+    if name != "cuda":
         return None
     # It is read when the card is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
@@ -73,9 +77,10 @@ def device_of(name: str) -> torch.device | None:
 
 @contextmanager
 def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
-    """Within the block torch has the settings on which bits depend, whatever the program has set
-    around it: gradients, float32 throughout, tensors on the CPU unless they are moved, one thread,
-    and on a graphics card the same bits each time. Other threads of the process wait for its end.
+    """Within the block new networks compute on the device, and torch has the settings on which bits
+    depend, whatever the program has set around it: gradients, float32 throughout, tensors on the
+    CPU unless they are moved, one thread, and on a graphics card the same bits each time. Other
+    threads of the process wait for its end.
 
     Args:
         name: the device, as `choose_device` returns it.
@@ -86,6 +91,7 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
     """
     with _ONE_AT_A_TIME, ONE_BLAS_THREAD, ExitStack() as settings:
         changes = [
+            (NETWORK_DEVICE.set, NETWORK_DEVICE.get(), device_of(name)),
             (torch.set_num_threads, torch.get_num_threads(), 1),
             (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
             (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision(), "highest"),

@@ -10,43 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
+from flame_rl.learner.training.frames import SideBySide, Stacks
 from flame_rl.learner.training.network import Loss, Network, Samples, split
-from flame_rl.learner.training.slices import mean_gradient, on_all_cores
-
-# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
-LEAST_MINIBATCH = 64
-
-
-def number_of_minibatches(wanted: int, steps: int) -> int:
-    """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
-    return min(wanted, max(1, steps // LEAST_MINIBATCH))
-
-
-def random_order(
-    steps: int, count: int, generator: np.random.Generator, time: np.ndarray | None = None
-) -> np.ndarray:
-    """The order of an epoch's steps: random, or their own order if there is one minibatch.
-
-    Args:
-        steps: N.
-        count: the number of minibatches.
-        generator: draws the order.
-        time: int64 [N], the time step of each step in its episode: whole episodes are shuffled;
-            None: single steps are.
-
-    Returns:
-        int64 [N].
-    """
-    if count == 1:
-        return np.arange(steps)
-    if time is None:
-        return generator.permutation(steps)
-    starts = np.flatnonzero(time == 0)
-    lengths = np.diff(starts, append=steps)
-    order = generator.permutation(len(starts))
-    # Each step's place is its episode's new start and its time in it.
-    return np.repeat(starts[order], lengths[order]) + time_steps(lengths[order])
+from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
 
 
 @dataclass(frozen=True)
@@ -58,7 +24,7 @@ class Epoch:
         rows: the rows of the steps' observations in `inputs`, int64 [N].
         columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
             in its episode, minibatches that are computed by Python have whole episodes.
-        order: the order of the steps, int64 [N]; see `random_order`.
+        order: the order of the steps, int64 [N].
         count: the number of minibatches.
     """
 
@@ -125,9 +91,10 @@ def descend(
 
 
 def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
-    """Whether compiled code runs the epoch without Python; not where minibatches keep all cores
-    busy, and one core would take longer."""
-    return network.has_epochs(loss) and not on_all_cores(network, epoch.largest)
+    """Whether compiled code runs the epoch without Python; not where the slices of a minibatch keep
+    all cores busy, and one core would take longer."""
+    on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
+    return network.has_epochs(loss) and (on_one_core or not network.parallel)
 
 
 def descend_by(

@@ -82,18 +82,14 @@ class Stacks:
         """Like `np.ndarray.take` along the first axis, the only one."""
         return self[places]
 
-    def gather(self) -> np.ndarray:
-        """The stacks as an array, [B, k, D]."""
-        rows, missing = self._stacked()
-        stacks = np.asarray(self.observations.take(rows, axis=0, mode="clip"))
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        rows, missing = self.stacked()
+        stacks = np.asarray(self.observations.take(rows, axis=0, mode="clip"), dtype)
         stacks[missing] = 0
         return stacks
 
-    def missing(self) -> np.ndarray:
-        """Which of the observations precede the episode, bool [B, k]."""
-        return self._stacked()[1]
-
-    def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
+    def stacked(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `stacked_rows`."""
         return stacked_rows(self.rows, self.time[self.rows], self.frames)
 
 
@@ -110,8 +106,3 @@ def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.n
     """
     before = np.arange(frames - 1, -1, -1)
     return rows[..., None] - before, times[..., None] < before
-
-
-def as_array(column: np.ndarray | SideBySide | Stacks) -> np.ndarray:
-    """The column as an array."""
-    return column.gather() if isinstance(column, Stacks) else np.asarray(column)

@@ -8,6 +8,7 @@ parameters, by torch's autograd (autograd.py) or by compiled code (learner/compi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,27 +22,13 @@ Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
 Gradient = np.ndarray | float
-
-
-class Loss(Protocol):
-    """A loss of single samples; its mean over a minibatch is what a gradient step descends.
-
-    It sees the head's outputs and the samples' columns as arrays, and is traced by nothing: it
-    returns its own gradient. `torch_loss` makes one of a function in torch, which finds it.
-    """
-
-    def __call__(
-        self, samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
-        """
-        Args:
-            samples: B samples.
-            outputs: the network's outputs for them, float32 [B, ...] each.
-
-        Returns:
-            Numbers by name, float32 [B] each, and the gradient of "loss" for each output.
-        """
-        ...
+# What a loss returns: numbers by name, float32 [B] each, and the gradient of "loss" for each of the
+# outputs.
+LossResult = tuple[dict[str, np.ndarray], tuple[Gradient, ...]]
+# A loss of single samples; its mean over a minibatch is what a gradient step descends. It is called
+# with B samples and each of the network's outputs for them, float32 [B, ...], as arrays, and is
+# traced by nothing; `torch_loss` makes one of a function in torch, which finds its gradient.
+Loss = Callable[..., LossResult]
 
 
 @dataclass(frozen=True)
@@ -63,9 +50,7 @@ class NativeLoss:
     clip_range: float = 0.0
     entropy_coefficient: float = 0.0
 
-    def __call__(
-        self, samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def __call__(self, samples: Samples, *outputs: np.ndarray) -> LossResult:
         return self.function(samples, *outputs)
 
 
@@ -79,12 +64,8 @@ class Pass(Protocol):
     outputs: tuple[np.ndarray, ...]
 
     def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
-        """Write the gradient of a loss for the parameters, summed over the samples.
-
-        Args:
-            gradients: of the loss, for each output.
-            gradient: float32 [P], overwritten: all parameters in order, each flat.
-        """
+        """Write the gradient of a loss for the parameters, summed over the samples, to `gradient`,
+        float32 [P]: all parameters in order, each flat. `gradients` are those for each output."""
         ...
 
     def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:

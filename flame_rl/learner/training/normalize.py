@@ -44,14 +44,13 @@ class RunningMoments:
             # Infinite rows become NaN here, and the learner refuses the update.
             with np.errstate(over="ignore", invalid="ignore"):
                 mean = own.mean(axis=0)
-                self._add(len(own), mean, np.square(own - mean).sum(axis=0))
-
-    def _add(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
-        total = self.count + count
-        difference = mean - self.mean
-        self.mean = self.mean + difference * (count / total)
-        self._squares = self._squares + squares + difference**2 * (self.count * count / total)
-        self.count = total
+                squares = np.square(own - mean).sum(axis=0)
+                total = self.count + len(own)
+                difference = mean - self.mean
+                self.mean = self.mean + difference * (len(own) / total)
+                between = difference**2 * (self.count * len(own) / total)
+                self._squares = self._squares + squares + between
+                self.count = total
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """See `Stateful`."""

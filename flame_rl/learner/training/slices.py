@@ -8,7 +8,7 @@ of the pool here, several slices at a time, and their results are added in order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache, partial
@@ -22,7 +22,7 @@ from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
 # Fewer slices are computed one after another: threads would wait for Python's lock.
-_LEAST_SLICES = 16
+LEAST_SLICES = 16
 
 
 def accumulate(
@@ -48,16 +48,20 @@ def accumulate(
         totals = gradient_of(samples, gradient)
     else:
 
-        def share(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
+        def of_slice(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
             own = np.empty_like(gradient)
             return own, gradient_of(chunk, own)
 
+        # Only one slice per core at a time, because a finished slice's gradient takes memory.
+        group = available_cores() if network.parallel and len(slices) >= LEAST_SLICES else 1
         gradient.fill(0)
         totals = {}
-        for own, sums in _in_order(share, slices, network.parallel):
-            gradient += own
-            for name, total in sums.items():
-                totals[name] = totals.get(name, 0.0) + total
+        for first in range(0, len(slices), group):
+            now = [partial(of_slice, chunk) for chunk in slices[first : first + group]]
+            for own, sums in run_parallel(now):
+                gradient += own
+                for name, total in sums.items():
+                    totals[name] = totals.get(name, 0.0) + total
     count = rows_of(samples)
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}
@@ -70,33 +74,22 @@ def mean_gradient(
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
 
 
-def on_all_cores(network: Network, rows: int) -> bool:
-    """Whether `mean_gradient` of this number of samples keeps all cores busy."""
-    return network.parallel and rows > (_LEAST_SLICES - 1) * network.slice_rows
-
-
-def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
-    """The network's outputs for all samples. `prepared` says whether their "inputs" are what
-    `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
+def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
+    """The network's outputs for all samples."""
     slices = _slices(samples, network.slice_rows)
 
-    def of_slice(chunk: Samples) -> tuple[np.ndarray, ...]:
-        if not prepared:
-            chunk = chunk | {"inputs": network.prepare(chunk["inputs"])}
-        return network.outputs(chunk)
-
-    def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
-        return [of_slice(chunk) for chunk in slices[first:end]]
+    def of_share(chunks: list[Samples]) -> list[tuple[np.ndarray, ...]]:
+        return [network.outputs(chunk) for chunk in chunks]
 
     # Each thread has one piece of work, not one for each slice.
     shares = min(available_cores(), len(slices)) if network.parallel else 1
     ends = [len(slices) * share // shares for share in range(shares + 1)]
-    each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])
+    each = run_parallel([partial(of_share, slices[first:end]) for first, end in pairwise(ends)])
     columns = zip(*chain.from_iterable(each), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
 
-def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
+def run_parallel(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     """The functions' results, each computed on a core of its own where there are enough. Worth it
     for products of matrices of a few hundred rows and columns."""
     if len(functions) == 1 or available_cores() == 1:
@@ -116,16 +109,6 @@ def _slices(samples: Samples, most_rows: int) -> list[Samples]:
     """The samples in as few slices as possible, of even size."""
     count = -(-rows_of(samples) // most_rows)
     return [samples] if count <= 1 else split(samples, count)
-
-
-def _in_order(
-    function: Callable[[Samples], Result], slices: Sequence[Samples], parallel: bool
-) -> Iterator[Result]:
-    """The function's results in the order of the slices, computed by all cores if `parallel`."""
-    # Only one slice per core at a time, because a finished slice's gradient takes memory.
-    group = available_cores() if parallel and len(slices) >= _LEAST_SLICES else 1
-    for first in range(0, len(slices), group):
-        yield from at_once([partial(function, each) for each in slices[first : first + group]])
 
 
 @cache

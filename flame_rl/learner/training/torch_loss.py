@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.training.autograd import tensors_of
-from flame_rl.learner.training.network import Gradient, Loss, Samples
+from flame_rl.learner.training.network import Loss, LossResult, Samples
 
 
 def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
@@ -33,9 +33,7 @@ def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
     """
 
     @wraps(function)
-    def loss(
-        samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, *outputs: np.ndarray) -> LossResult:
         tensors = tensors_of(samples, torch.device("cpu"))
         weights = tensors.pop("weights", None)
         leaves = [torch.from_numpy(output).requires_grad_() for output in outputs]

@@ -21,10 +21,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.learner.off_policy.replay.views import StoredSteps
+from flame_rl.learner.rewards import raised_by
 from flame_rl.learner.training.frames import observations_of, step_rows
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.system.errors import UsageError
@@ -219,10 +220,8 @@ class GoalFunctions:
         try:
             values = np.asarray(function(achieved, desired))
         except Exception as error:
-            raise UsageError(
-                f"{title} raised {summary(error)}; it is called with goals and an empty info\n\n"
-                f"{traceback_of(error).rstrip()}"
-            ) from error
+            note = "; it is called with goals and an empty info"
+            raise raised_by(title, error, note) from error
         alike = values.shape == (len(achieved),) and values.dtype.kind in "biuf"
         if not alike or not np.isfinite(values).all():
             place = int(np.argmin(np.isfinite(values))) if alike else 0
