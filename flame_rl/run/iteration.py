@@ -169,11 +169,11 @@ class PrefetchingBackend:
         return self._backend.collect(snapshot, request)
 
     @property
-    def listener(self) -> Listener | None:
+    def listener(self) -> Listener:
         return self._backend.listener
 
     @listener.setter
-    def listener(self, listener: Listener | None) -> None:
+    def listener(self, listener: Listener) -> None:
         self._backend.listener = listener
 
     def describe(self, environment: Environment) -> EnvironmentSpec:

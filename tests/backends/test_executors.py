@@ -138,7 +138,7 @@ def test_a_lost_node_is_named_with_the_remedy_where_none_is_left(cluster) -> Non
     cluster.nodes.append(node("far", "NotReady"))
     cluster.see()
     hint = "Start Flame's executor manager on far again, under the same host name"
-    assert cluster.monitor.hint == hint
+    assert cluster.monitor.seen.hint == hint
 
 
 def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster) -> None:
@@ -166,7 +166,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     cluster.now += 1
     cluster.wait(last_result, 0)
     words = "16 s: its session manager does not answer; giving up in 104 s"
-    assert words in cluster.waits[-1] and not cluster.monitor.answers
+    assert words in cluster.waits[-1] and not cluster.monitor.seen.answers
     cluster.monitor.tell(0.0, 120)  # a result comes
     assert cluster.lines[-1] == "The cluster works." and cluster.waits[-1] == ""
     told = len(cluster.waits)
@@ -183,9 +183,9 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
         ([executor("a", "Unbinding"), executor("b", "Unbinding")], "docs/cluster.md says"),
     ):
         cluster.see(*seen)
-        assert cluster.monitor.hint.startswith(hint)
+        assert cluster.monitor.seen.hint.startswith(hint)
         cluster.monitor.tell(20.0, 300.0)
-        assert cluster.waits[-1].endswith("giving up in 280 s. " + cluster.monitor.hint)
+        assert cluster.waits[-1].endswith("giving up in 280 s. " + cluster.monitor.seen.hint)
 
 
 @pytest.mark.parametrize("then", ["Unbinding", "Idle", "nothing", "no answer"])
