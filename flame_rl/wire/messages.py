@@ -232,7 +232,7 @@ class CollectRequest:
         indices: which episodes of that iteration, ascending. One that several agents play becomes
             an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
-        columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
+        columns: what is recorded at every step; see `flame_rl.wire.inputs.recorded_columns`.
         explore: whether actions are sampled; otherwise each is the action without noise.
     """
 

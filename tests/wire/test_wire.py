@@ -20,8 +20,8 @@ from flame_rl.nets.acting import check_snapshot
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.fields import WireError
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Episode
-from flame_rl.wire.steps import step_columns
 from tests.helpers import (
     assert_same_episodes,
     episode_of,
