@@ -28,7 +28,7 @@ from flame_rl.wire.fields import (
     Within,
     value_from_data,
 )
-from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
+from flame_rl.wire.spaces import MAX_PARTS, Shape, choices_of, space_from_data, space_to_data
 
 # The column of an observation that is a single input; those of several begin with it.
 OBSERVATIONS = "observations"
@@ -203,7 +203,7 @@ class Column:
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
-    shape: Annotated[tuple[Whole, ...], Length(0, 8)]
+    shape: Shape
     per_observation: bool
     choices: tuple[Size, ...] = ()
 
