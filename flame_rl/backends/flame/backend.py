@@ -174,15 +174,10 @@ class FlameBackend:
         self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
-        given = self._capacity, self._janitor, self._answers
-        try:
-            self._session = Session(self._application, *given)
-        except FlameError:
-            if client.get_application(self._application.name) is not None:
-                raise
-            # Another run has removed it with its own end, while this one had no session of it.
+        # Another run removes it with its own end, while this one has no session of it.
+        if client.get_application(self._application.name) is None:
             self._deploy(self._shared)
-            self._session = Session(self._application, *given)
+        self._session = Session(self._application, self._capacity, self._janitor, self._answers)
 
     def _reopen(self, reason: str, own_name: bool = False) -> None:
         """Leave the session for a new one, `own_name`: of an application that no other run shares;
@@ -194,8 +189,6 @@ class FlameBackend:
             self._failing = frozenset()
         while True:
             self._give_up_if_lost(reason)
-            if self._stop.wait(STOP_POLL_SECONDS):
-                raise Interrupted
             try:
                 self._open_session()
                 self._session.publish(self._encoded)
@@ -203,7 +196,8 @@ class FlameBackend:
             except Exception as error:
                 reason = str(error)
                 self._leave_session()
-                self._stop.wait(1.0)
+            if self._stop.wait(1.0):
+                raise Interrupted
 
     def _leave_session(self) -> None:
         if self._session not in self._left_sessions:

@@ -17,7 +17,7 @@ from flame_rl.actor.remote import processor, versions
 from flame_rl.backends.dispatch import Listener, tell
 from flame_rl.backends.flame.compat import is_ready
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.packing import WireError
+from flame_rl.wire.fields import WireError, value_from_data
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
@@ -219,9 +219,8 @@ class Answers:
             return
         try:
             theirs = json.loads(about[:MOST_BYTES])
-            if not all(isinstance(value, str) for value in [theirs["node"], *theirs.values()]):
-                raise TypeError("not text")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            theirs = value_from_data(dict[str, str], {"node": None} | theirs, "about")
+        except (ValueError, TypeError) as error:
             raise WireError(f"about: what an executor says of itself: {error}") from error
         self._heard[about] = theirs
 
