@@ -307,6 +307,10 @@ class Episode(_Recorded):
         return len(self.rewards)
 
 
+# The arrays of `Episodes` that have an entry for each episode, and their types.
+ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "truncated": "bool"}
+
+
 @dataclass(frozen=True)
 class Episodes(_Recorded):
     """Complete episodes, one after another in the same arrays: `index`, `terminated`, `truncated`
@@ -335,8 +339,8 @@ class Episodes(_Recorded):
 
     def between(self, start: int, stop: int) -> Episodes:
         """The episodes from place `start` up to `stop`, as views."""
-        about = (self.index, self.lengths, self.terminated, self.truncated)
-        return Episodes(*(array[start:stop] for array in about), self._rows()(start, stop))
+        about = {name: getattr(self, name)[start:stop] for name in ABOUT_EPISODES}
+        return Episodes(**about, columns=self._rows()(start, stop))
 
     def _rows(self) -> Callable[[int, int], dict[str, np.ndarray]]:
         """A function that returns the columns of the episodes from one place up to another."""
@@ -353,10 +357,10 @@ def concatenate(batches: Sequence[Episodes]) -> Episodes:
     """The episodes of all batches, one batch after another."""
     if len(batches) == 1:
         return batches[0]
-    names = ("index", "lengths", "terminated", "truncated")
+    about = {n: np.concatenate([getattr(batch, n) for batch in batches]) for n in ABOUT_EPISODES}
+    names = batches[0].columns
     return Episodes(
-        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in names),
-        {n: np.concatenate([b.columns[n] for b in batches]) for n in batches[0].columns},
+        **about, columns={n: np.concatenate([b.columns[n] for b in batches]) for n in names}
     )
 
 
