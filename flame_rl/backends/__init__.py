@@ -23,7 +23,6 @@ class Backend(Protocol):
         Raises UsageError if the environment or its simulator cannot be made, or a space is of an
         unsupported kind.
         """
-        ...
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         """All episodes of the request, sorted by index.
@@ -33,8 +32,6 @@ class Backend(Protocol):
             RunError: workers kept failing.
             Interrupted: the user asked to stop.
         """
-        ...
 
     def close(self) -> None:
         """End the workers and remove what lies on a cluster. May be called twice."""
-        ...
