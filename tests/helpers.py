@@ -23,6 +23,7 @@ from gymnasium import spaces
 import main
 from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import (
     CollectRequest,
     Column,
@@ -33,7 +34,6 @@ from flame_rl.wire.messages import (
     Layer,
     PolicySnapshot,
 )
-from flame_rl.wire.steps import step_columns
 from tests.environments import Base
 from tests.forks import Forked
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from flame_rl.wire import codec, packing
-from flame_rl.wire.steps import step_columns
+from flame_rl.wire.inputs import step_columns
 from tests.helpers import request_for, spec_of
 
 REQUEST = request_for(

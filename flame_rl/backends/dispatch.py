@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
@@ -30,13 +29,30 @@ from flame_rl.wire.messages import (
 )
 from flame_rl.wire.packing import Buffer
 
-if TYPE_CHECKING:
-    from flame_rl.backends import Listener
-
 MAX_ATTEMPTS = 3
 # Workers that die one after another before they begin to play.
 MAX_DEATHS = 10
 STOP_POLL_SECONDS = 0.1
+
+
+class Listener:
+    """Receives what a person should know while episodes are awaited; this one tells nobody."""
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+
+    def waiting(self, text: str) -> None:
+        """What the run waits for now; "" once it waits no longer."""
+
+    def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
+        """Episodes and env steps of the request that have been played so far; called a few times
+        a second by the collecting thread. Each of several agents has an episode of its own."""
+
+
+def tell(method: Callable[..., None], *what: object) -> None:
+    """Call this method of a listener, whose failure ends no run."""
+    with contextlib.suppress(Exception):
+        method(*what)
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ def gather(
     transport: Transport,
     sizes: TaskSizes,
     stop: threading.Event,
-    listener: Listener | None = None,
+    listener: Listener,
 ) -> Collected:
     """Collect all of `request`, in tasks of several episodes.
 
@@ -151,7 +167,8 @@ def gather(
                 # Next in line, so that an environment that always fails soon ends the run.
                 tasks.retry(again)
         more_episodes, more_steps = transport.played()
-        tell(listener, request, min(episodes + more_episodes, count * agents), steps + more_steps)
+        played = min(episodes + more_episodes, count * agents), steps + more_steps
+        tell(listener.collecting, request, *played)
     for future in running:
         future.cancel()
     seconds = time.perf_counter() - started
@@ -159,13 +176,6 @@ def gather(
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda answer: answer.index[0])
     return Collected(concatenate(answers), bytes_out, bytes_in, waiting, seconds, retries)
-
-
-def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_steps: int) -> None:
-    """Tell a listener, which may fail, how much of the request has been played."""
-    if listener is not None:
-        with contextlib.suppress(Exception):
-            listener.collecting(request, episodes, env_steps)
 
 
 def _one_by_one(

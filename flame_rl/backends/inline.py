@@ -11,7 +11,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
-from flame_rl.backends.dispatch import Collected, Transport, gather, tell
+from flame_rl.backends.dispatch import Collected, Listener, Transport, gather, tell
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
@@ -24,7 +24,7 @@ class InlineBackend:
     """Plays all episodes in this process, with one simulator."""
 
     def __init__(self, stop: threading.Event) -> None:
-        self.listener = None
+        self.listener = Listener()
         self._stop = stop
         self._simulator: Simulator | None = None
 
@@ -38,7 +38,7 @@ class InlineBackend:
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:
             task = codec.decode_request(data)
-            played = partial(tell, self.listener, task)
+            played = partial(tell, self.listener.collecting, task)
             result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set, played)
             future: Future[bytes] = Future()
             future.set_result(b"".join(codec.encode_result(result, task)))

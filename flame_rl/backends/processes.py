@@ -11,7 +11,7 @@ from functools import partial
 
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import Collected, Transport, describe_by, gather
+from flame_rl.backends.dispatch import Collected, Listener, Transport, describe_by, gather
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import warn
@@ -25,7 +25,7 @@ class ProcessBackend:
 
     def __init__(self, workers: int, deadlines: Deadlines, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
-        self.listener = None
+        self.listener = Listener()
         self.deadlines = deadlines
         self.sizes = TaskSizes(workers)
         self._stop = stop

@@ -77,21 +77,18 @@ class TaskSizes:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
         each worker took for an episode of its first task; see `Tasks.paces`."""
         self._episode_seconds = seconds * self.workers / episodes
-        if paces:
-            self._slowest = self._slowest_of(paces, episodes / self.workers)
-            if self._slowest < 1:
-                self._episode_seconds = statistics.median(paces)
-
-    def _slowest_of(self, paces: Sequence[float], share: float) -> float:
-        """The speed of the slowest worker over the mean speed; 1 where equal tasks, of `share`
-        episodes, end together."""
-        slowest = max(paces)
-        if (slowest - statistics.median(paces)) * share < TASK_SECONDS:
-            return 1.0
-        if math.isinf(slowest):
-            return self._slowest / 2  # it may finish one of half the size
-        ratio = len(paces) / slowest / sum(1 / pace for pace in paces)
-        return ratio if ratio < UNEVEN else 1.0
+        if not paces:
+            return
+        slowest, typical = max(paces), statistics.median(paces)
+        if (slowest - typical) * episodes / self.workers < TASK_SECONDS:
+            self._slowest = 1.0  # equal tasks end together
+        elif math.isinf(slowest):
+            self._slowest /= 2  # it may finish one of half the size
+        else:
+            ratio = len(paces) / slowest / sum(1 / pace for pace in paces)
+            self._slowest = ratio if ratio < UNEVEN else 1.0
+        if self._slowest < 1:
+            self._episode_seconds = typical
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
 from flame_rl.run.results import IterationResult, Timing, Totals, evaluation_of, progress
 from flame_rl.settings.config import TrainConfig, environment_of
+from flame_rl.wire.inputs import recorded_columns
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
-from flame_rl.wire.steps import recorded_columns
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
@@ -169,11 +169,11 @@ class PrefetchingBackend:
         return self._backend.collect(snapshot, request)
 
     @property
-    def listener(self) -> Listener | None:
+    def listener(self) -> Listener:
         return self._backend.listener
 
     @listener.setter
-    def listener(self, listener: Listener | None) -> None:
+    def listener(self, listener: Listener) -> None:
         self._backend.listener = listener
 
     def describe(self, environment: Environment) -> EnvironmentSpec:

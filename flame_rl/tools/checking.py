@@ -37,9 +37,8 @@ from flame_rl.actor.simulators.repeatable import (
 from flame_rl.run.checks import about_goals, environment_warnings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_inputs, observation_parts
+from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
 from flame_rl.wire.messages import Environment, EnvironmentSpec
-from flame_rl.wire.steps import step_columns
 
 # Numbers beyond it are far from the 1 that networks are made for.
 FAR = 100.0

@@ -12,6 +12,7 @@ import numpy as np
 
 from flame_rl.wire.fields import WireError, from_data, to_data
 from flame_rl.wire.messages import (
+    ABOUT_EPISODES,
     CollectFailure,
     CollectRequest,
     Environment,
@@ -54,7 +55,7 @@ def encode_request(request: CollectRequest) -> bytes:
 
 def decode_request(data: Buffer) -> CollectRequest:
     header, arrays = unpack(data, "request")
-    indices = _take(arrays, "indices", np.int64)
+    indices = _take(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
     _refuse_others(arrays)
@@ -65,12 +66,7 @@ def encode_result(result: Episodes | CollectFailure, request: CollectRequest) ->
     """The answer to `request` as buffers to send one after another; the arrays are not copied."""
     if isinstance(result, CollectFailure):
         return [encode_failure(result)]
-    arrays = {
-        "index": result.index,
-        "length": result.lengths,
-        "terminated": result.terminated.view(np.uint8),
-        "truncated": result.truncated.view(np.uint8),
-    }
+    arrays = {name: getattr(result, name) for name in ABOUT_EPISODES}
     arrays |= {f"columns.{name}": array for name, array in result.columns.items()}
     return pack_buffers("episodes", _question(request), arrays)
 
@@ -92,25 +88,23 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
         raise WireError("these episodes are of another run, iteration or policy")
     asked = np.repeat(request.indices, request.agents)
     count = len(asked)
-    index, length = (_take(arrays, name, np.int64, (count,)) for name in ("index", "length"))
-    terminated, truncated = (
-        _take(arrays, name, np.uint8, (count,)) for name in ("terminated", "truncated")
-    )
-    if (index != asked).any():
-        raise WireError(f"index: not the episodes that were asked for: {index.tolist()[:20]}")
-    if length.min() < 1 or length.max() > 1 << 40:
-        raise WireError("length: an episode has at least one step")
-    if ((terminated > 1) | (truncated > 1) | (terminated + truncated == 0)).any():
-        raise WireError("terminated, truncated: 0 or 1, and an episode ends by one of them")
-    steps, columns = int(length.sum()), {}
+    about = {name: _take(arrays, name, dtype, (count,)) for name, dtype in ABOUT_EPISODES.items()}
+    if (about["index"] != asked).any():
+        found = about["index"].tolist()[:20]
+        raise WireError(f"index: not the episodes that were asked for: {found}")
+    if about["lengths"].min() < 1 or about["lengths"].max() > 1 << 40:
+        raise WireError("lengths: an episode has at least one step")
+    if not (about["terminated"] | about["truncated"]).all():
+        raise WireError("terminated, truncated: an episode ends by one of them")
+    steps, columns = int(about["lengths"].sum()), {}
     for column in request.columns:
         rows = steps + count * column.per_observation
         name = f"columns.{column.name}"
-        array = _take(arrays, name, np.dtype(column.dtype), (rows, *column.shape))
+        array = _take(arrays, name, column.dtype, (rows, *column.shape))
         column.refuse_other_choices(name, array)
         columns[column.name] = array
     _refuse_others(arrays)
-    return Episodes(index, length, terminated.view(bool), truncated.view(bool), columns)
+    return Episodes(**about, columns=columns)
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
@@ -164,7 +158,7 @@ def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
 def _take(
     arrays: dict[str, np.ndarray],
     name: str,
-    dtype: type | np.dtype | None = None,
+    dtype: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> np.ndarray:
     """Remove one array from `arrays`, of this type and shape (None: any), and finite."""
@@ -172,7 +166,7 @@ def _take(
     if array is None:
         raise WireError(f"array {name[:40]}: missing")
     if dtype is not None and array.dtype != dtype:
-        raise WireError(f"array {name}: {np.dtype(dtype)}, not {array.dtype}")
+        raise WireError(f"array {name}: {dtype}, not {array.dtype}")
     if shape is not None and array.shape != shape:
         raise WireError(f"array {name}: shape {shape}, not {array.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -28,7 +28,7 @@ from flame_rl.wire.fields import (
     Within,
     value_from_data,
 )
-from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
+from flame_rl.wire.spaces import MAX_PARTS, Shape, choices_of, space_from_data, space_to_data
 
 # The column of an observation that is a single input; those of several begin with it.
 OBSERVATIONS = "observations"
@@ -203,7 +203,7 @@ class Column:
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
-    shape: Annotated[tuple[Whole, ...], Length(0, 8)]
+    shape: Shape
     per_observation: bool
     choices: tuple[Size, ...] = ()
 
@@ -232,7 +232,7 @@ class CollectRequest:
         indices: which episodes of that iteration, ascending. One that several agents play becomes
             an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
-        columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
+        columns: what is recorded at every step; see `flame_rl.wire.inputs.recorded_columns`.
         explore: whether actions are sampled; otherwise each is the action without noise.
     """
 
@@ -307,6 +307,10 @@ class Episode(_Recorded):
         return len(self.rewards)
 
 
+# The arrays of `Episodes` that have an entry for each episode, and their types.
+ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "truncated": "bool"}
+
+
 @dataclass(frozen=True)
 class Episodes(_Recorded):
     """Complete episodes, one after another in the same arrays: `index`, `terminated`, `truncated`
@@ -335,8 +339,8 @@ class Episodes(_Recorded):
 
     def between(self, start: int, stop: int) -> Episodes:
         """The episodes from place `start` up to `stop`, as views."""
-        about = (self.index, self.lengths, self.terminated, self.truncated)
-        return Episodes(*(array[start:stop] for array in about), self._rows()(start, stop))
+        about = {name: getattr(self, name)[start:stop] for name in ABOUT_EPISODES}
+        return Episodes(**about, columns=self._rows()(start, stop))
 
     def _rows(self) -> Callable[[int, int], dict[str, np.ndarray]]:
         """A function that returns the columns of the episodes from one place up to another."""
@@ -353,10 +357,10 @@ def concatenate(batches: Sequence[Episodes]) -> Episodes:
     """The episodes of all batches, one batch after another."""
     if len(batches) == 1:
         return batches[0]
-    names = ("index", "lengths", "terminated", "truncated")
+    about = {n: np.concatenate([getattr(batch, n) for batch in batches]) for n in ABOUT_EPISODES}
+    names = batches[0].columns
     return Episodes(
-        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in names),
-        {n: np.concatenate([b.columns[n] for b in batches]) for n in batches[0].columns},
+        **about, columns={n: np.concatenate([b.columns[n] for b in batches]) for n in names}
     )
 
 

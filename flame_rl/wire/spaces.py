@@ -17,20 +17,20 @@ from __future__ import annotations
 
 import math
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.fields import WireError
+from flame_rl.wire.fields import Length, Whole, WireError, value_from_data
 from flame_rl.wire.packing import MAX_RANK
 
 # Limits on a received space: its depth, its subspaces and its numbers, all levels together.
 MAX_NESTING = 16
 MAX_PARTS = 1024
 MAX_NUMBERS = 1 << 24
-_MAX_TEXT = 1000
+Shape = Annotated[tuple[Whole, ...], Length(0, MAX_RANK)]
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 _DTYPES = {str(np.dtype(code)): np.dtype(code) for code in "efdbhiqBHIQ?"}
 
@@ -83,36 +83,35 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
             raise ValueError(f"a space of more than {MAX_PARTS} parts or {MAX_NUMBERS} numbers")
         return number
 
+    def field(name: str, hint: Any) -> Any:
+        return value_from_data(hint, data[name], f"{where}.{name}")
+
     def array(name: str) -> np.ndarray:
-        return _array(data[name], shape, dtype)
+        return _array(data[name], f"{where}.{name}", shape, dtype)
 
     try:
         count("parts")
         if depth > MAX_NESTING:
             raise ValueError(f"more than {MAX_NESTING} levels")
         kind = data.get("type") if isinstance(data, dict) else "what is not a space"
-        if kind == "tuple":
-            parts = enumerate(_a(list, data["spaces"]))
-            return spaces.Tuple([_read(p, f"{where}[{i}]", depth + 1, left) for i, p in parts])
-        if kind == "dict":
-            named = [(_a(str, name), part) for name, part in _a(list, data["spaces"])]
+        if kind in ("tuple", "dict"):
+            parts = field("spaces", tuple[Any, ...])
+            named = [*enumerate(parts)]
+            if kind == "dict":
+                named = [(value_from_data(str, n, f"{where}: name"), part) for n, part in parts]
             if len(dict(named)) < len(named):
                 raise ValueError("a name comes twice")
+            read = [(n, _read(part, f"{where}[{n!r}]", depth + 1, left)) for n, part in named]
             # A list keeps the order; a dictionary would be sorted.
-            return spaces.Dict(
-                [(name, _read(p, f"{where}[{name!r}]", depth + 1, left)) for name, p in named]
-            )
+            return spaces.Dict(read) if kind == "dict" else spaces.Tuple([p for _, p in read])
         if kind not in ("discrete", "box", "multidiscrete", "multibinary"):
             raise ValueError(f"{kind!s:.40} is no known kind of space")
         if kind == "discrete":
-            n, start = count("numbers", _a(int, data["n"])), _a(int, data["start"])
+            n, start = count("numbers", field("n", int)), field("start", int)
             return spaces.Discrete(n, start=start, dtype=_dtype(data, "iu"))
         if kind == "multibinary" and type(data["n"]) is int:
             return spaces.MultiBinary(count("numbers", data["n"]))
-        listed = _a(list, data["n" if kind == "multibinary" else "shape"])
-        shape = tuple(_a(int, length) for length in listed)
-        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
-            raise ValueError(f"shape: {shape!s:.80}")
+        shape = field("n" if kind == "multibinary" else "shape", Shape)
         count("numbers", math.prod(shape))
         if kind == "multibinary":
             return spaces.MultiBinary(list(shape))
@@ -135,7 +134,7 @@ def _runs(array: np.ndarray) -> Any:
     return runs[0][0] if len(runs) == 1 else runs
 
 
-def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _array(data: Any, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape)
     values, counts = [], []
     for value, count in data if isinstance(data, list) else [[data, size]]:
@@ -143,8 +142,8 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if type(number) not in (int, float) or math.isnan(number):
             raise ValueError(f"not a number: {value!s:.40}")
         values.append(number)
-        counts.append(_a(int, count))
-    if sum(counts) != size or min(counts, default=0) < 0:
+        counts.append(value_from_data(Whole, count, name))
+    if sum(counts) != size:
         raise ValueError(f"{sum(counts)} numbers where {size} are expected")
     exact = np.array(values, dtype)
     if exact.tolist() != values:
@@ -153,17 +152,7 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _dtype(data: dict[str, Any], kinds: str) -> np.dtype:
-    dtype = _DTYPES.get(_a(str, data.get("dtype")))
+    dtype = _DTYPES.get(data["dtype"])
     if dtype is None or dtype.kind not in kinds:
         raise ValueError(f"dtype: {data['dtype']!r:.40}")
     return dtype
-
-
-def _a(kind: type, value: Any) -> Any:
-    """The value, if it is a list, an integer (no bool) or a short text, as `kind` says."""
-    if type(value) is not kind or (kind is str and len(value) > _MAX_TEXT):
-        raise TypeError(f"not {_WORDS[kind]}: {value!s:.40}")
-    return value
-
-
-_WORDS = {list: "a list", int: "an integer", str: "a name"}

@@ -22,9 +22,9 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import recorded_columns
 from flame_rl.wire.messages import CollectFailure, Environment, Layer
 from flame_rl.wire.packing import WireError
-from flame_rl.wire.steps import recorded_columns
 from tests.actor.oracle import assert_played_plainly
 from tests.agents import ragged_v0, relay_v0, turns_v0
 from tests.helpers import assert_same_episodes, plain, random_snapshot, request_for, snapshot_for

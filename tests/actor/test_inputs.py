@@ -14,9 +14,8 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_parts
+from flame_rl.wire.inputs import observation_parts, step_columns
 from flame_rl.wire.messages import Environment, Episodes
-from flame_rl.wire.steps import step_columns
 from tests.environments import ChannelsFirst, TwoInputs
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
 

@@ -13,8 +13,8 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.masks import allowed_choices
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectFailure, Environment
-from flame_rl.wire.steps import step_columns
 from tests.helpers import request_for, snapshot_for
 from tests.masked import STEPS, Choice
 

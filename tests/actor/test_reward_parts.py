@@ -13,8 +13,8 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.wire.inputs import recorded_columns
 from flame_rl.wire.messages import CollectFailure, Environment
-from flame_rl.wire.steps import recorded_columns
 from tests.helpers import described, environment_id, request_for, snapshot_for
 
 PARTS = ("cost", "gain")

@@ -18,7 +18,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Transport, gather
+from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Listener, Transport, gather
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.backends.tasks import TaskSizes
@@ -64,7 +64,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
     transport = Transport(sent, in_flight, failed=failed)
     sizes = TaskSizes(in_flight)
     sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
-    return gather(REQUEST, transport, sizes, stop or threading.Event())
+    return gather(REQUEST, transport, sizes, stop or threading.Event(), Listener())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes

@@ -13,8 +13,8 @@ from flame_rl.modules.layers import Branches, Dense, layers_of
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
-from flame_rl.wire.steps import observation_columns
 from tests.helpers import together
 from tests.learners import (
     make_config,

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from flame_rl.wire.inputs import observation_inputs
+from flame_rl.wire.inputs import observation_inputs, step_columns
 from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.steps import step_columns
 
 PICTURE = spaces.Box(0, 255, (7, 6, 3), np.uint8)
 FIRST = spaces.Box(0, 255, (3, 8, 9), np.uint8)

@@ -20,8 +20,8 @@ from flame_rl.nets.acting import check_snapshot
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.fields import WireError
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Episode
-from flame_rl.wire.steps import step_columns
 from tests.helpers import (
     assert_same_episodes,
     episode_of,
@@ -159,9 +159,9 @@ def altered(**changes) -> bytes:
     good = [episode(4, 3, False), episode(9, 2, False)]
     arrays = {
         "index": np.array([4, 9]),
-        "length": np.array([3, 2]),
-        "terminated": np.array([1, 0], np.uint8),
-        "truncated": np.array([0, 1], np.uint8),
+        "lengths": np.array([3, 2]),
+        "terminated": np.array([True, False]),
+        "truncated": np.array([False, True]),
         "observations": np.concatenate([e.observations for e in good]),
         "actions": np.concatenate([e.actions for e in good]),
         "rewards": np.concatenate([e.rewards for e in good]),
@@ -180,12 +180,12 @@ def altered(**changes) -> bytes:
     [
         ("index", np.array([4, 8])),  # not asked for
         ("index", np.array([4, 4])),  # one twice, one missing
-        ("length", np.array([3, 3])),  # more steps than there are
-        ("length", np.array([5, 0])),
-        ("length", np.array([1 << 62, 1 << 62])),  # the sum overflows
-        ("length", np.array([-3, 8])),
+        ("lengths", np.array([3, 3])),  # more steps than there are
+        ("lengths", np.array([5, 0])),
+        ("lengths", np.array([1 << 62, 1 << 62])),  # the sum overflows
+        ("lengths", np.array([-3, 8])),
         ("terminated", np.array([2, 0], np.uint8)),
-        ("terminated", np.array([0, 0], np.uint8)),  # an episode that never ended
+        ("terminated", np.array([False, False])),  # an episode that never ended
         ("observations", np.zeros((7, 4), np.float32)),
         ("observations", np.zeros((7, 3), np.float64)),
         ("observations", np.full((7, 3), np.nan, np.float32)),

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
-from flame_rl.wire.steps import observation_columns
+from flame_rl.wire.inputs import observation_columns
 
 SLOTS = 256
 

@@ -18,7 +18,7 @@ from gymnasium.utils import seeding
 
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
-from flame_rl.wire.steps import observation_columns
+from flame_rl.wire.inputs import observation_columns
 
 if TYPE_CHECKING:
     from mujoco.batch import Batch

@@ -29,9 +29,8 @@ from flame_rl.actor.simulators.returned import (
     take_outcome,
 )
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
-from flame_rl.wire.inputs import is_channels_first, observation_parts
+from flame_rl.wire.inputs import is_channels_first, observation_columns, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
-from flame_rl.wire.steps import observation_columns
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv

@@ -22,9 +22,9 @@ from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, MaskSource
-from flame_rl.wire.steps import step_columns
 
 # The seed of the environment, and of the actions.
 SEED = 1_403_007

@@ -8,16 +8,15 @@ import threading
 import time
 from dataclasses import replace
 
-import grpc
 from flamepy.core import client
 from flamepy.core.types import FlameError
 
 from flame_rl.actor.worker.supervisor import Worker
-from flame_rl.backends import Listener
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import (
     STOP_POLL_SECONDS,
     Collected,
+    Listener,
     Transport,
     describe_by,
     gather,
@@ -25,7 +24,7 @@ from flame_rl.backends.dispatch import (
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
-from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, Answers, ExecutorMonitor
+from flame_rl.backends.flame.executors import STARTUP_SECONDS, Answers, ExecutorMonitor
 from flame_rl.backends.flame.package import deploy
 from flame_rl.backends.flame.session import Session
 from flame_rl.backends.tasks import TaskSizes
@@ -44,8 +43,6 @@ from flame_rl.wire.messages import (
 
 # How long `close` tries to remove everything before it leaves that to the janitor.
 DRAIN_SECONDS = 3.5
-# How often the cluster is checked while episodes are awaited.
-CHECK_SECONDS = 2.0
 # Failed tasks after which a session is replaced. An executor whose process died fails every task at
 # once; one failure may have any cause.
 FAILURES_OF_A_SESSION = 3
@@ -74,19 +71,17 @@ class FlameBackend:
         says how long a task may take, and `stop` is set when the user asks to stop. Raises
         UsageError if no cluster answers, or the environment's module cannot be shipped, RunError if
         Flame opens no session."""
-        self.listener: Listener | None = None
+        self.listener = Listener()
         self._environment = environment
         self._settings = settings
         self._deadlines = deadlines
         self._stop = stop
-        self._checked_at = 0.0
         self._most_episodes = 1
         self._closed = False
         self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context = connect(stop)
         self._capacity = capacity_of(client.list_nodes(), settings)
-        compat.watch_at_once(self._capacity.in_flight)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = ExecutorMonitor(self.executors)
         # Nodes that cannot start executors.
@@ -125,25 +120,23 @@ class FlameBackend:
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         self._encoded = codec.encode_snapshot(snapshot)
+        self._began = time.monotonic()
+        self._follow_nodes()
+        compat.watch_at_once(self._capacity.in_flight)
+        self._most_episodes = max(self._sizes.split(len(request.indices)))
         try:
-            self._began = time.monotonic()
-            self._follow_nodes()
-            self._most_episodes = max(self._sizes.split(len(request.indices)))
-            try:
-                self._session.publish(self._encoded)
-            except Exception as error:
-                self._reopen(f"the weights could not be published: {error}")
-            transport = Transport(
-                # The session of that moment, which changes.
-                lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
-                self._capacity.in_flight,
-                self._check,
-                self._transport_failed,
-                unusable=_UNUSABLE,
-            )
-            collected = gather(request, transport, self._sizes, self._stop, self.listener)
-        finally:
-            self._bypass.close()
+            self._session.publish(self._encoded)
+        except Exception as error:
+            self._reopen(f"the weights could not be published: {error}")
+        transport = Transport(
+            # The session of that moment, which changes.
+            lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
+            self._capacity.in_flight,
+            self._check,
+            self._transport_failed,
+            unusable=_UNUSABLE,
+        )
+        collected = gather(request, transport, self._sizes, self._stop, self.listener)
         self._answers.tell(self._monitor.say)
         dropped, self._answers.dropped = self._answers.dropped, 0
         bytes_out = collected.bytes_out + len(self._encoded)
@@ -174,31 +167,22 @@ class FlameBackend:
         self._shared = shared
         install = self._settings.executor_packages == "install"
         self._application = deploy(self._environment, self._janitor, install, shared)
-        self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
-        given = self._capacity, self._janitor, self._answers
-        try:
-            self._session = Session(self._application, *given)
-        except FlameError:
-            if client.get_application(self._application.name) is not None:
-                raise
-            # Another run has removed it with its own end, while this one had no session of it.
+        # Another run removes it with its own end, while this one has no session of it.
+        if client.get_application(self._application.name) is None:
             self._deploy(self._shared)
-            self._session = Session(self._application, *given)
+        self._session = Session(self._application, self._capacity, self._janitor, self._answers)
 
     def _reopen(self, reason: str, own_name: bool = False) -> None:
         """Leave the session for a new one, `own_name`: of an application that no other run shares;
         keep trying while the cluster may come back."""
         self._leave_session()
         if own_name:
-            self._bypass.close()
             self._deploy(shared=False)
             self._failing = frozenset()
         while True:
             self._give_up_if_lost(reason)
-            if self._stop.wait(STOP_POLL_SECONDS):
-                raise Interrupted
             try:
                 self._open_session()
                 self._session.publish(self._encoded)
@@ -206,7 +190,8 @@ class FlameBackend:
             except Exception as error:
                 reason = str(error)
                 self._leave_session()
-                self._stop.wait(1.0)
+            if self._stop.wait(1.0):
+                raise Interrupted
 
     def _leave_session(self) -> None:
         if self._session not in self._left_sessions:
@@ -215,29 +200,15 @@ class FlameBackend:
 
     # Nodes and executors
 
-    def _look(self, pause: float = ASK_SECONDS) -> bool:
-        """See what nodes and executors do, unless that was seen less than `pause` seconds ago, and
-        react to it; returns whether it was seen now."""
-        monitor = self._monitor
-        if not monitor.ask(self._session.id, pause):
-            return False
-        if monitor.seen.alive >= monitor.wanted:
-            self._bypass.close()
-        elif not all(map(compat.is_ready, monitor.nodes)):
-            with contextlib.suppress(FlameError, grpc.RpcError):
-                self._bypass.follow(monitor.nodes, monitor.executors, self._session.id)
-        return True
-
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        if not self._look():
+        if not self._monitor.ask(self._session.id):
             return
         alive = self._monitor.seen.alive
         given_up = alive < self.executors and self._gave_up()
         nodes = [node for node in self._monitor.nodes if node.metadata.name not in self._failing]
         self._capacity = capacity_of(nodes, self._settings, self._capacity.claim)
         self._monitor.wanted = self._sizes.workers = self.executors
-        compat.watch_at_once(self._capacity.in_flight)
         # Flame starts no executors for a session that it has given up; another may have them.
         if given_up and alive < self.executors != self._reopened_for:
             self._reopened_for = self.executors
@@ -285,18 +256,11 @@ class FlameBackend:
         """Called while waiting, before answers are read: refuses executors of other versions,
         closes sessions that were left, and gives up a silent cluster."""
         self._answers.refuse_others()
-        now = time.monotonic()
-        if now - self._checked_at >= CHECK_SECONDS:
-            self._checked_at = now
-            self._look()
-            # Each of these would wait for an answer, too.
-            if self._monitor.answers:
-                self._left_sessions = [s for s in self._left_sessions if not s.close()]
-                # Executors that are bound already work on, whatever Flame has given up.
-                if self._monitor.seen.alive == 0 and self._gave_up():
-                    self._look(pause=0.0)
-                    if self._monitor.seen.alive == 0:
-                        self._restart()
+        if self._monitor.ask(self._session.id):
+            self._left_sessions = [s for s in self._left_sessions if not s.close()]
+            # Executors that are bound already work on, whatever Flame has given up.
+            if self._monitor.seen.alive == 0 and self._gave_up():
+                self._restart()
         self._give_up_if_lost("tasks are sent and none comes back")
 
     def _transport_failed(self, failure: CollectFailure) -> None:
@@ -327,9 +291,9 @@ class FlameBackend:
             check_servers(self._context)
         except UsageError as error:
             raise RunError(
-                f"the cluster is lost: {error}. {monitor.hint}. Go on with --resume"
+                f"the cluster is lost: {error}. {monitor.seen.hint}. Go on with --resume"
             ) from error
-        seen = f"{monitor.words}. {self._session.report()}. {monitor.hint}"
+        seen = f"{monitor.seen}. {self._session.report()}. {monitor.seen.hint}"
         if not self._started:
             raise RunError(
                 f"no executor of the cluster became ready within {limit:.0f} s: {seen}; "

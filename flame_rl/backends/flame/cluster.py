@@ -111,8 +111,13 @@ def capacity_of(
 
 
 def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
-    """Executors that claim no core may outnumber the cores."""
-    share = memory_share(memory, executors)
+    """Executors that claim no core may outnumber the cores; `memory` has the bytes of each node."""
+    # The most that each of them, on a single node, can have.
+    share = bisect.bisect_left(
+        range(1, max(memory, default=0) + 1),
+        True,
+        key=lambda share: sum(each // share for each in memory) < executors,
+    )
     if share < LEAST_BYTES:
         most = sum(each // LEAST_BYTES for each in memory)
         raise UsageError(
@@ -120,13 +125,3 @@ def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
             f"{len(memory)} ready nodes each, which is too little for a simulator; at most {most}"
         )
     return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
-
-
-def memory_share(nodes: Sequence[int], executors: int) -> int:
-    """The most memory in bytes that each executor, on a single node, can have; 0 if they do not
-    fit. `nodes` has the bytes of each node."""
-    return bisect.bisect_left(
-        range(1, max(nodes, default=0) + 1),
-        True,
-        key=lambda share: sum(memory // share for memory in nodes) < executors,
-    )

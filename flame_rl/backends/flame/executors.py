@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from flamepy.core import client
 from flamepy.core.types import FlameError
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor, versions
-from flame_rl.backends import Listener
+from flame_rl.backends.dispatch import Listener, tell
 from flame_rl.backends.flame.compat import is_ready
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.packing import WireError
+from flame_rl.wire.fields import WireError, value_from_data
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
@@ -29,7 +28,6 @@ ASK_SECONDS = 5.0
 QUIET_SECONDS = 10.0
 # Far above what an executor says of itself.
 MOST_BYTES = 4096
-HINT = "docs/cluster.md says how to see which of its servers run, and what helps"
 _TAKEN, _UNBINDING = "bound to other sessions", "unbinding"
 _STATES = {
     pb.ExecutorVoid: "starting",
@@ -50,6 +48,7 @@ class Executors:
         working, starting: the numbers of those that are bound to its session, and being bound.
         others: the number of other executors in each state, by its name.
         nodes_away: the names of nodes without a connection to the session manager.
+        answers: whether Flame answers; where it does not, the rest is what it said last.
     """
 
     wanted: int
@@ -57,6 +56,7 @@ class Executors:
     starting: int = 0
     others: Counter[str] = field(default_factory=Counter)
     nodes_away: tuple[str, ...] = ()
+    answers: bool = True
 
     @property
     def alive(self) -> int:
@@ -71,28 +71,31 @@ class Executors:
     @property
     def hint(self) -> str:
         """What a person may do about it."""
-        if self.taken:
+        if self.answers and self.taken:
             return "This run has some when one of the others ends or is stopped"
-        if self.nodes_away and not self.alive:
+        if self.answers and self.nodes_away and not self.alive:
             names = ", ".join(self.nodes_away)
-            return f"Start Flame's executor manager on {names} again, under the same host name"
-        return HINT
+            return (
+                f"Start Flame's executor manager on {names} again, under the same host name, or "
+                "let Flame forget that node (docs/cluster.md)"
+            )
+        return "docs/cluster.md says how to see which of its servers run, and what helps"
 
     @property
     def troubles(self) -> str:
         """What does not end by itself: nodes that are away, and what keeps executors from the run:
         other runs, and processes that died, whose executors unbind for ever."""
-        fewer = self.working < self.wanted
-        lasting = Counter({each: self.others[each] for each in (_TAKEN, _UNBINDING) if fewer})
-        return self._details(+lasting)
+        return self._details({_TAKEN, _UNBINDING} if self.working < self.wanted else set())
 
-    def _details(self, others: Counter[str]) -> str:
-        away = [f"no sign of node {name}" for name in self.nodes_away]
-        return ", ".join([f"{number} {what}" for what, number in sorted(others.items())] + away)
+    def _details(self, states: Collection[str]) -> str:
+        others = [f"{n} {state}" for state, n in sorted(self.others.items()) if state in states]
+        return ", ".join(others + [f"no sign of node {name}" for name in self.nodes_away])
 
     def __str__(self) -> str:
-        text = f"{self.working} of {self.wanted} executors are working"
+        if not self.answers:
+            return "its session manager does not answer"
         details = self._details(self.others)
+        text = f"{self.working} of {self.wanted} executors are working"
         return f"{text} ({details})" if details else text
 
 
@@ -113,65 +116,49 @@ class ExecutorMonitor:
     """Asks Flame for its executors while episodes are awaited, and tells a listener what is amiss.
 
     Attributes:
-        listener: is told; None: nobody is.
+        listener: is told.
         wanted: the number of executors that the run can have; whoever knows it sets it.
-        seen: what Flame said last.
-        answers: whether it did answer.
-        nodes, executors: all of the cluster, as Flame named them last.
+        seen: what is known of them.
+        nodes: all of the cluster, as Flame named them last.
     """
 
     def __init__(self, wanted: int) -> None:
-        self.listener: Listener | None = None
+        self.listener = Listener()
         self.wanted = wanted
         self.seen = Executors(wanted)
-        self.answers = True
         self.nodes: list[pb.Node] = []
-        self.executors: list[pb.Executor] = []
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._taken_at = -math.inf
         self._said = ""
         self._telling = False
 
-    @property
-    def words(self) -> str:
-        """What Flame said last, for a person."""
-        return str(self.seen) if self.answers else "its session manager does not answer"
-
-    @property
-    def hint(self) -> str:
-        return self.seen.hint if self.answers else HINT
-
-    def ask(self, session: str, pause: float = ASK_SECONDS) -> bool:
-        """Ask what the executors do, unless that was asked less than `pause` seconds ago; returns
+    def ask(self, session: str) -> bool:
+        """Ask what the executors do, unless that was asked less than `ASK_SECONDS` ago; returns
         whether Flame has answered just now. Takes at most twice `CALL_SECONDS`."""
         now = time.monotonic()
-        if now - self._asked_at < pause:
+        if now - self._asked_at < ASK_SECONDS:
             return False
         self._asked_at = now
         try:
             self.nodes = client.list_nodes()
-            self.executors = client.list_executors()
+            executors = client.list_executors()
         except FlameError:
-            self.answers = False
+            self.seen = replace(self.seen, answers=False)
             return False
-        self.answers = True
-        before, self.seen = self.seen, count(self.executors, self.nodes, session, self.wanted)
-        if self.seen.alive:
+        before, seen = self.seen, count(executors, self.nodes, session, self.wanted)
+        self.seen = seen
+        if seen.alive:
             self._alive_at = now
-        if self.seen.taken:
+        if seen.taken:
             self._taken_at = now
-        self._notice(before)
-        return True
-
-    def _notice(self, before: Executors) -> None:
-        """Say what keeps executors from the run once it is the same twice, as a healthy one is back
-        soon, and when nothing does any more."""
-        seen = self.seen
+        # What keeps executors from the run is said once it is the same twice, as a healthy one is
+        # back soon, and when nothing does any more.
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
         known = seen.troubles or seen.working >= seen.wanted
         if settled and known and seen.troubles != self._said:
             self.say(f"{seen}. docs/cluster.md says what helps" if seen.troubles else f"{seen}.")
             self._said = seen.troubles
+        return True
 
     def silence(self, last_result: float) -> float:
         """Seconds without an executor that works for the run, and without a result: the last came,
@@ -196,28 +183,20 @@ class ExecutorMonitor:
         elif now - self._told_at >= 1.0:
             self._told_at = now
             self._telling = True
-            self._wait(
-                f"Waiting for the cluster for {seconds:.0f} s: {self.words}; giving up in "
-                f"{max(0.0, limit - seconds):.0f} s. {self.hint}"
+            text = (
+                f"Waiting for the cluster for {seconds:.0f} s: {self.seen}; giving up in "
+                f"{max(0.0, limit - seconds):.0f} s. {self.seen.hint}"
             )
+            tell(self.listener.waiting, text)
 
     def over(self) -> None:
         """Nothing is waited for any more."""
         if self._telling:
             self._telling = False
-            self._wait("")
-
-    # A listener that fails ends no run.
+            tell(self.listener.waiting, "")
 
     def say(self, text: str) -> None:
-        if self.listener is not None:
-            with contextlib.suppress(Exception):
-                self.listener.say(text)
-
-    def _wait(self, text: str) -> None:
-        if self.listener is not None:
-            with contextlib.suppress(Exception):
-                self.listener.waiting(text)
+        tell(self.listener.say, text)
 
 
 class Answers:
@@ -242,9 +221,8 @@ class Answers:
             return
         try:
             theirs = json.loads(about[:MOST_BYTES])
-            if not all(isinstance(value, str) for value in [theirs["node"], *theirs.values()]):
-                raise TypeError("not text")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            theirs = value_from_data(dict[str, str], {"node": None} | theirs, "about")
+        except (ValueError, TypeError) as error:
             raise WireError(f"about: what an executor says of itself: {error}") from error
         self._heard[about] = theirs
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow
 from flamepy.core import cache, client
 from flamepy.core.types import Event, FlameError, short_name
-from flamepy.runner.runner import RunnerService
 from flamepy.runner.types import SessionContext
 
 from flame_rl.actor.remote import ABOUT, Collector
@@ -46,15 +45,12 @@ class Session:
         janitor.remember("session", self.id)
         # flamepy takes the name from what executors make an object of.
         named = type("Collector", (Collector,), {"_session_context": SessionContext(self.id)})
-
-        def open_service() -> RunnerService:
-            # A service that does not scale has exactly as many executors as are warmed up.
-            number = capacity.requested or 0
-            return application.runner.service(
-                named, autoscale=not number, warmup=number, resreq=capacity.claim
-            )
-
-        self._service = call_with_timeout(compat.CALL_SECONDS, open_service)
+        # A service that does not scale has exactly as many executors as are warmed up.
+        number = capacity.requested or 0
+        options = {"autoscale": not number, "warmup": number, "resreq": capacity.claim}
+        self._service = call_with_timeout(
+            compat.CALL_SECONDS, lambda: application.runner.service(named, **options)
+        )
         self._weights: cache.ObjectRef | None = None
         self._in_flight: set[Future] = set()
         self.failures = 0

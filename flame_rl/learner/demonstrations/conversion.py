@@ -29,6 +29,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.inputs import (
     OBSERVATIONS,
     is_channels_first,
+    observation_columns,
     observation_dtype,
     observation_inputs,
     observation_parts,
@@ -36,7 +37,6 @@ from flame_rl.wire.inputs import (
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from flame_rl.wire.spaces import choices_of
-from flame_rl.wire.steps import observation_columns
 
 REWARD_PARTS = "reward_parts"
 # Of bounds, relative to their distance: files may have rounded them.

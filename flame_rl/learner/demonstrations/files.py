@@ -33,9 +33,9 @@ from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, refused_as, why_refused, write_atomically
 from flame_rl.system.machine import physical_bytes, require
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, concatenate
-from flame_rl.wire.steps import step_columns
 
 # The most bytes of arrays in a file that is smaller than a twentieth of them.
 _MOST_UNPACKED = 1 << 30

@@ -34,9 +34,8 @@ from flame_rl.learner.training.trained import Train
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.inputs import observation_inputs
+from flame_rl.wire.inputs import observation_inputs, step_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
-from flame_rl.wire.steps import step_columns
 
 
 @dataclass(frozen=True)

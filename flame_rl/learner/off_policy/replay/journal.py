@@ -28,13 +28,12 @@ import numpy as np
 from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
 from flame_rl.system.files import sync
 from flame_rl.wire.fields import WireError, Within, value_from_data
-from flame_rl.wire.messages import Column, Episodes
+from flame_rl.wire.messages import ABOUT_EPISODES, Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
 MAGIC = b"flameRP2"
 _HEAD = struct.Struct("<8sQ32s32s")
 _KIND = "replay"
-_ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "truncated": "bool"}
 # Below 2**63 even with what follows.
 _Before = Annotated[int, Within(0, (1 << 62) - 1, "an integer from 0 to 2**62 - 1")]
 # Begins the name of a column among a record's arrays.
@@ -221,7 +220,7 @@ def _in_bytes(
     """A record in chunks, to be written one after another, and its digest; for the arguments see
     `Record`."""
     header = {"episodes": before, "steps": steps_before}
-    arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
+    arrays = {name: getattr(episodes, name) for name in ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
     body = pack_buffers(_KIND, header, arrays)
     digest = hashlib.sha256(b"".join([previous, *body])).digest()
@@ -236,8 +235,8 @@ def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Epis
         value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
     )
     count = arrays.get("lengths", np.zeros(0)).shape[:1]
-    about = {name: arrays.pop(name, None) for name in _ABOUT_EPISODES}
-    for name, dtype in _ABOUT_EPISODES.items():
+    about = {name: arrays.pop(name, None) for name in ABOUT_EPISODES}
+    for name, dtype in ABOUT_EPISODES.items():
         if about[name] is None or (about[name].dtype, about[name].shape) != (dtype, count):
             raise WireError(f"{name}: not {dtype}, one for each episode")
     if not (about["terminated"] | about["truncated"]).all():
