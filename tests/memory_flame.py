@@ -177,6 +177,10 @@ class Session:
     def open(self) -> bool:
         return self.message.status.state == pb.SessionState.Open
 
+    @property
+    def batch(self) -> int:
+        return max(1, self.message.spec.batch_size)
+
     def view(self) -> pb.Session:
         """The message with the counts of now."""
         view = pb.Session()
@@ -807,11 +811,20 @@ class MemoryFlame:
     def _schedule(self) -> None:
         """Start an executor for each unfinished task that has none, while there is room."""
         with self.manager.changed:
-            for session in self.manager.sessions.values():
-                if session.open and session.failed_bindings < _BINDING_ATTEMPTS:
+            sessions = [
+                s
+                for s in self.manager.sessions.values()
+                if s.open and s.failed_bindings < _BINDING_ATTEMPTS
+            ]
+            for session in sessions:
+                if session.batch == 1:
                     # A void executor is reserved instead of creating another.
                     while self._wants(session) and not self._voids() and self._place(session):
                         pass
+            needy = [session for session in sessions if session.batch == 1]
+            for session in sessions:
+                if session.batch > 1:
+                    self._create_batches(session.batch, needy)
 
     def _wants(self, session: Session) -> bool:
         """As many as there are tasks, within what the session asks for."""
@@ -822,6 +835,17 @@ class MemoryFlame:
 
     def _voids(self) -> int:
         return sum(executor.void for executor in self.manager.executors)
+
+    def _create_batches(self, batch: int, sessions: list[Session]) -> None:
+        """Whole ones, to which void executors count but for the one that is reserved for another
+        session; that one gets those that can start."""
+        while needy := [session for session in sessions if self._wants(session)]:
+            free = sum(self._free(name) for name in self.manager.nodes)
+            new = batch - max(0, self._voids() - 1)
+            if not 0 < new <= free:
+                return
+            for _ in range(new):
+                self._place(needy[0])
 
     def _free(self, name: str) -> int:
         taken = sum(executor.node == name for executor in self.manager.executors)

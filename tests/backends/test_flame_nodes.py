@@ -145,6 +145,32 @@ def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on
         assert backend.executors == 2
 
 
+@pytest.mark.parametrize(
+    "before",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["first run", "second run"],
+)
+def test_a_node_that_is_away_keeps_no_executor_from_starting(on, before: bool) -> None:
+    """Flame reserves the executor that it placed there, and creates no other for the session."""
+    with MemoryFlame(nodes={"a": 2, "b": 2}) as memory:
+        memory.lose_node("b")
+        memory.give_up_node("b")
+        for _ in range(1 + before):
+            with on(memory) as backend:
+                assert backend.executors == 2
+                for iteration in range(100):
+                    look(backend)
+                    assert_as_here(collect(backend, iteration), iteration)
+                    at_work = [e for e in memory.manager.executors if not e.void]
+                    if len(at_work) == 2:
+                        break
+                assert [executor.node for executor in at_work] == ["a", "a"]
+                assert len(memory.manager.executors) > 2
+                # The session beside is open only while executors are missing.
+                assert sum(session.open for session in memory.sessions.values()) == 1
+            assert not any(session.open for session in memory.sessions.values())
+
+
 def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
         memory.manager.nodes["b"].broken = True
@@ -387,15 +413,20 @@ def test_nodes_join_and_are_lost_in_a_real_run(
 @pytest.mark.cluster
 @pytest.mark.nodes
 @pytest.mark.slow
-def test_a_real_run_starts_beside_a_node_that_cannot_install(
-    cluster: FlameNodes, project: Path, local, tmp_path: Path
+@pytest.mark.parametrize("fault", ["away", "broken"])
+def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
+    fault: str, cluster: FlameNodes, project: Path, local, tmp_path: Path
 ) -> None:
-    cluster.start_node("gamma", broken=True)
+    cluster.start_node("gamma", broken=fault == "broken")
     wait_until(lambda: cluster.nodes().get("gamma") == "Ready")
+    if fault == "away":
+        cluster.kill_node("gamma")
+        wait_until(lambda: cluster.nodes()["gamma"] == "NotReady")
     with (project / "pace_env.py").open("a") as file:
         # Another content, which all nodes install: else the run may end before gamma has failed.
-        file.write("# broken\n")
+        file.write(f"# {fault}\n")
     finished = run(project, tmp_path, cluster.environment, *PACE)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*PACE)
-    assert "Node gamma cannot start executors: " in finished.out
+    told = {"broken": "Node gamma cannot start executors: ", "away": "no sign of node gamma"}
+    assert told[fault] in finished.out

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 
+import grpc
 from flamepy.core import client
 from flamepy.core.types import FlameError
 
@@ -120,23 +121,26 @@ class FlameBackend:
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         self._encoded = codec.encode_snapshot(snapshot)
-        self._began = time.monotonic()
-        self._follow_nodes()
-        compat.watch_at_once(self._capacity.in_flight)
-        self._most_episodes = max(self._sizes.split(len(request.indices)))
         try:
-            self._session.publish(self._encoded)
-        except Exception as error:
-            self._reopen(f"the weights could not be published: {error}")
-        transport = Transport(
-            # The session of that moment, which changes.
-            lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
-            self._capacity.in_flight,
-            self._check,
-            self._transport_failed,
-            unusable=_UNUSABLE,
-        )
-        collected = gather(request, transport, self._sizes, self._stop, self.listener)
+            self._began = time.monotonic()
+            self._follow_nodes()
+            compat.watch_at_once(self._capacity.in_flight)
+            self._most_episodes = max(self._sizes.split(len(request.indices)))
+            try:
+                self._session.publish(self._encoded)
+            except Exception as error:
+                self._reopen(f"the weights could not be published: {error}")
+            transport = Transport(
+                # The session of that moment, which changes.
+                lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
+                self._capacity.in_flight,
+                self._check,
+                self._transport_failed,
+                unusable=_UNUSABLE,
+            )
+            collected = gather(request, transport, self._sizes, self._stop, self.listener)
+        finally:
+            self._bypass.close()
         self._answers.tell(self._monitor.say)
         dropped, self._answers.dropped = self._answers.dropped, 0
         bytes_out = collected.bytes_out + len(self._encoded)
@@ -167,6 +171,7 @@ class FlameBackend:
         self._shared = shared
         install = self._settings.executor_packages == "install"
         self._application = deploy(self._environment, self._janitor, install, shared)
+        self._bypass = compat.Bypass(self._application.name, self._janitor)
 
     def _open_session(self) -> None:
         # Another run removes it with its own end, while this one has no session of it.
@@ -179,6 +184,7 @@ class FlameBackend:
         keep trying while the cluster may come back."""
         self._leave_session()
         if own_name:
+            self._bypass.close()
             self._deploy(shared=False)
             self._failing = frozenset()
         while True:
@@ -200,9 +206,22 @@ class FlameBackend:
 
     # Nodes and executors
 
+    def _look(self) -> bool:
+        """See what nodes and executors do, every few seconds, and react to it; returns whether it
+        was seen now."""
+        monitor = self._monitor
+        if not monitor.ask(self._session.id):
+            return False
+        if monitor.seen.alive >= monitor.wanted:
+            self._bypass.close()
+        elif not all(map(compat.is_ready, monitor.nodes)):
+            with contextlib.suppress(FlameError, grpc.RpcError):
+                self._bypass.follow(monitor.nodes, monitor.executors, self._session.id)
+        return True
+
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        if not self._monitor.ask(self._session.id):
+        if not self._look():
             return
         alive = self._monitor.seen.alive
         given_up = alive < self.executors and self._gave_up()
@@ -256,7 +275,7 @@ class FlameBackend:
         """Called while waiting, before answers are read: refuses executors of other versions,
         closes sessions that were left, and gives up a silent cluster."""
         self._answers.refuse_others()
-        if self._monitor.ask(self._session.id):
+        if self._look():
             self._left_sessions = [s for s in self._left_sessions if not s.close()]
             # Executors that are bound already work on, whatever Flame has given up.
             if self._monitor.seen.alive == 0 and self._gave_up():

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow
 from flamepy.core import cache, client
+from flamepy.core.types import ResourceRequirement
 from flamepy.proto import types_pb2 as pb
+from flamepy.proto.frontend_pb2 import GetSessionRequest
 from pyarrow import flight
 
 if TYPE_CHECKING:
     from flamepy.runner.runner import ObjectFuture
+
+    from flame_rl.backends.flame.cleanup import Janitor
 
 # A call of flamepy waits for ever for a server that hangs.
 CALL_SECONDS = 5.0
@@ -108,6 +113,12 @@ def close_session(session: str) -> bool:
     return True
 
 
+def claim_of(session: str) -> pb.ResourceRequirement:
+    """What each executor of the session claims. Raises RpcError. Goes with `Session.resreq`."""
+    frontend = client.ConnectionInstance.instance()._frontend
+    return frontend.GetSession(GetSessionRequest(session_id=session)).spec.resreq
+
+
 def failed_nodes(events: Iterable[object]) -> dict[str, str]:
     """Why executors could not be bound to a session, by the name of their node. Goes with the node
     as a field of the event."""
@@ -115,6 +126,77 @@ def failed_nodes(events: Iterable[object]) -> dict[str, str]:
     return {each["node"]: each["reason"].rstrip(".") for each in found if each}
 
 
+# Executors past nodes that are away. Goes with a scheduler that places none there.
+
+
 def is_ready(node: pb.Node) -> bool:
     """Whether the node is connected to the session manager."""
     return node.status.state == pb.NodeState.Ready
+
+
+def batch_past(
+    nodes: Iterable[pb.Node], executors: Iterable[pb.Executor], claim: pb.ResourceRequirement
+) -> int:
+    """The size of the batches in which a session beside the run's gets Flame to create executors
+    past nodes that are away; 0 if none is in the way, or the others have no room.
+
+    Flame places executors on nodes that are away, too. They stay void, and in each cycle it
+    reserves one of them for a session instead of creating another, first for the run's session,
+    which has more executors. It reserves and creates whole batches: one that is larger than what
+    is left away has an executor elsewhere, and the run's session is the first to be given that.
+    """
+    used: Counter[tuple[str, str]] = Counter()
+    for executor in executors:
+        node, resources = executor.spec.node, executor.spec.resreq
+        used[node, "cpu"] += resources.cpu
+        used[node, "memory"] += resources.memory
+        used[node, "void"] += executor.status.state == pb.ExecutorVoid
+    near = away = 0
+    for node in nodes:
+        name, room = node.metadata.name, node.status.allocatable
+        free = max(0, (room.memory - used[name, "memory"]) // max(1, claim.memory))
+        if claim.cpu:
+            free = min(free, max(0, (room.cpu - used[name, "cpu"]) // claim.cpu))
+        if is_ready(node):
+            near += free
+        else:
+            away += free + used[name, "void"]
+    if not near or not away:
+        return 0
+    # One more than the others can hold is never complete, but needs two away to be possible.
+    return max(near, away) + (min(near, away) > 1)
+
+
+class Bypass:
+    """The session beside the run's, see `batch_past`. It has no task; the run's gets what Flame
+    creates for it."""
+
+    def __init__(self, application: str, janitor: Janitor) -> None:
+        self._application = application
+        self._janitor = janitor
+        self._batch, self._session = 0, "none"
+
+    def follow(
+        self, nodes: Sequence[pb.Node], executors: Sequence[pb.Executor], session: str
+    ) -> None:
+        """Have the session that the cluster asks for now, or none, for the run's. Raises FlameError
+        or grpc.RpcError."""
+        claim = claim_of(session)
+        batch = batch_past(nodes, executors, claim)
+        bound = any(executor.status.session_id == self._session for executor in executors)
+        if batch == self._batch and not bound:
+            return
+        self.close()
+        if batch:
+            resources = ResourceRequirement(claim.cpu, claim.memory, claim.gpu)
+            opened = client.create_session(
+                self._application, min_instances=batch, batch_size=batch, resreq=resources
+            )
+            self._janitor.remember("session", opened.id)
+            self._batch, self._session = batch, opened.id
+
+    def close(self) -> None:
+        """Close the session, if it is open."""
+        if self._batch:
+            close_session(self._session)
+            self._batch, self._session = 0, "none"

@@ -75,10 +75,7 @@ class Executors:
             return "This run has some when one of the others ends or is stopped"
         if self.answers and self.nodes_away and not self.alive:
             names = ", ".join(self.nodes_away)
-            return (
-                f"Start Flame's executor manager on {names} again, under the same host name, or "
-                "let Flame forget that node (docs/cluster.md)"
-            )
+            return f"Start Flame's executor manager on {names} again, under the same host name"
         return "docs/cluster.md says how to see which of its servers run, and what helps"
 
     @property
@@ -119,7 +116,7 @@ class ExecutorMonitor:
         listener: is told.
         wanted: the number of executors that the run can have; whoever knows it sets it.
         seen: what is known of them.
-        nodes: all of the cluster, as Flame named them last.
+        nodes, executors: all of the cluster, as Flame named them last.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -127,6 +124,7 @@ class ExecutorMonitor:
         self.wanted = wanted
         self.seen = Executors(wanted)
         self.nodes: list[pb.Node] = []
+        self.executors: list[pb.Executor] = []
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._taken_at = -math.inf
         self._said = ""
@@ -141,11 +139,11 @@ class ExecutorMonitor:
         self._asked_at = now
         try:
             self.nodes = client.list_nodes()
-            executors = client.list_executors()
+            self.executors = client.list_executors()
         except FlameError:
             self.seen = replace(self.seen, answers=False)
             return False
-        before, seen = self.seen, count(executors, self.nodes, session, self.wanted)
+        before, seen = self.seen, count(self.executors, self.nodes, session, self.wanted)
         self.seen = seen
         if seen.alive:
             self._alive_at = now
