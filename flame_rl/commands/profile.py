@@ -10,7 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
+from flame_rl.run.checkpoint import find_checkpoint
 from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
@@ -67,11 +67,7 @@ def profile(arguments: Sequence[str]) -> int:
     if default is not None:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
-        # Not the policy with which a run would begin again.
-        found = None if folder is None else find_checkpoint(folder)
-        for warning in [] if found is None else found[1]:
-            warn(f"warning: {warning}")
-        one, several = measure_both(config, stop, found)
+        one, several = measure_both(config, stop)
         if command.json:
             measured = {"one": one._asdict(), "several": several._asdict()}
             say(json.dumps(measured | conclusions(one, several)))
@@ -82,45 +78,46 @@ def profile(arguments: Sequence[str]) -> int:
     return stop.exit_code
 
 
-def measure_both(
-    config: TrainConfig, stop: StopSignal, found: tuple[Checkpoint, list[str]] | None = None
-) -> list[Measured]:
+def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
     """Run the same few iterations as training would, with one worker, and with as many as `config`
     asks for: by default one for each core, and on a cluster all its executors. Nothing is written.
 
-    `found` is as in `Trainer.resume_run`. Without it the policy is untrained, and replay has no
-    warm-up, in which there would be no gradient step. Raises as training does.
+    The policy is that of the run to resume; otherwise an untrained one, and replay has no warm-up,
+    in which there would be no gradient step. Raises as training does.
     """
-    if config.output.resume is None and isinstance(config.algorithm, Replay):
+    found = None
+    if config.output.resume is not None:
+        # Not the policy with which a run would begin again.
+        found = find_checkpoint(config.output.resume)
+        for warning in found[1]:
+            warn(f"warning: {warning}")
+    elif isinstance(config.algorithm, Replay):
         config = config.changed(warm_up_steps=0)
-    both = [config.changed(executors=1), config]
+    both, measured = [config.changed(executors=1), config], []
     if not is_distributed(config):
         asked = config.execution.workers or 0
         several = asked if asked > 1 else max(2, available_cores())
         both = [config.changed(workers=number) for number in (1, several)]
-    return [_measure(each, stop, found) for each in both]
+    for each in both:
+        with ExitStack() as ending:
+            backend = ending.enter_context(closing(make_backend(each, stop)))
+            # Here, so that workers start while torch is imported.
+            from flame_rl.run.trainer import Trainer
 
-
-def _measure(
-    config: TrainConfig, stop: StopSignal, found: tuple[Checkpoint, list[str]] | None
-) -> Measured:
-    """Run iterations where `config` says. The first, in which workers start, does not count."""
-    from flame_rl.run.trainer import Trainer  # it imports torch
-
-    with ExitStack() as ending:
-        # First, so that workers start while torch is imported.
-        backend = ending.enter_context(closing(make_backend(config, stop)))
-        here = config.changed(local=True, workers=0)
-        trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
-        trainer.resume_run(found)
-        backend.describe(environment_of(trainer.config, trainer.spec.env_id))
-        workers = backend.executors if is_distributed(config) else local_workers(config)
-        first, *results = [trainer.iterate(backend) for _ in range(1 + _ITERATIONS)]
-    episodes = round((results[-1].episodes - first.episodes) / _ITERATIONS)
-    env_steps = (results[-1].env_steps - first.env_steps) / _ITERATIONS
-    collecting = mean(result.timing.collecting for result in results)
-    updating = mean(result.timing.updating for result in results)
-    return Measured(workers, episodes, env_steps, collecting, updating, env_steps / collecting)
+            here = each.changed(local=True, workers=0)
+            trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
+            trainer.resume_run(found)
+            backend.describe(environment_of(trainer.config, trainer.spec.env_id))
+            workers = backend.executors if is_distributed(each) else local_workers(each)
+            # The first, in which workers start, does not count.
+            first, *results = [trainer.iterate(backend) for _ in range(1 + _ITERATIONS)]
+        episodes = round((results[-1].episodes - first.episodes) / _ITERATIONS)
+        steps = (results[-1].env_steps - first.env_steps) / _ITERATIONS
+        collecting = mean(result.timing.collecting for result in results)
+        updating = mean(result.timing.updating for result in results)
+        speed = steps / collecting
+        measured.append(Measured(workers, episodes, steps, collecting, updating, speed))
+    return measured
 
 
 def conclusions(one: Measured, several: Measured) -> dict[str, float]:
@@ -134,19 +131,19 @@ def conclusions(one: Measured, several: Measured) -> dict[str, float]:
 def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
     """A table of what was measured, and what follows; `noun` is the flag that sets the number of
     workers, without its dashes."""
+    rows = "".join(
+        f"  {workers:<10}{collecting:>10.3g} s{updating:>10.3g} s{speed:>14,.0f}\n"
+        for workers, _, _, collecting, updating, speed in (one, several)
+    )
     follows = conclusions(one, several)
     share = several.collecting / (several.collecting + several.updating)
     limit = "The learner is the limit: updating takes longer than collecting."
     if share > 0.5:
         limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration"
         limit += f", by at most {share:.0%}."
-    lines = [
-        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration",
-        "",
-        f"  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
-    ]
-    for each in (one, several):
-        seconds = f"{each.collecting:>10.3g} s{each.updating:>10.3g} s"
-        lines.append(f"  {each.workers:<10}{seconds}{each.env_steps_per_second:>14,.0f}")
-    faster = f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one."
-    return "\n".join([*lines, "", faster, limit, f"Worth it: --{noun} {follows['worth']}"])
+    return (
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration"
+        f"\n\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}\n{rows}\n"
+        f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one.\n"
+        f"{limit}\nWorth it: --{noun} {follows['worth']}"
+    )
