@@ -118,15 +118,15 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         if trainer.files is not None:
             trainer.files.recall()
         record_start(folder, arguments, done)
-        console = train_and_report(trainer, folder, here)
+        shown = path_to_show(folder, here)
+        console = train_and_report(trainer, folder, shown)
         trainer.close()
         console.summary(interrupted=stop.is_set())
         if config.output.plot and trainer.totals.iterations:
             from flame_rl.report.figures import plot_run
 
             plot_run(folder)
-        say(f"Run folder: {path_to_show(folder, here)}")
-        say(how_to_go_on(trainer, shlex.quote(str(path_to_show(folder, here)))))
+        say(f"Run folder: {shown}\n{how_to_go_on(trainer, shlex.quote(str(shown)))}")
 
 
 def how_to_go_on(trainer: Trainer, folder: str) -> str:
@@ -152,8 +152,9 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
     )
 
 
-def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleReporter:
-    """Do and report the remaining iterations; save what was learned, whatever ends them."""
+def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleReporter:
+    """Do and report the remaining iterations; save what was learned, whatever ends them. `shown` is
+    the folder as errors name it."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.tables import (
@@ -209,10 +210,9 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         pass
     except BaseException as error:
         if isinstance(error, RunError) and error.episode is not None:
-            name = shlex.quote(str(path_to_show(folder, here)))
             error.add_note(
                 "This command collects that episode alone, in one process:\n"
-                f"  uv run main.py --resume {name} --reproduce {error.episode}"
+                f"  uv run main.py --resume {shlex.quote(str(shown))} --reproduce {error.episode}"
             )
         try:
             save()

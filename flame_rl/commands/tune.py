@@ -81,16 +81,12 @@ def tune(arguments: Sequence[str]) -> int:
         say(
             f"Study {search.folder}: {study.trials} trials of {search.env_steps:,} env steps, "
             f"{study.parallel} side by side{final if study.finalists else ''}\n"
-            f"Searched: {', '.join(_names(search))}\n"
+            f"Searched: {', '.join(search.ranges).replace('_', ' ')}\n"
         )
         trials = run_trials(search, stop)
         whole = len(trials) >= study.trials and not stop.is_set()
         _conclude(search, trials, run_finals(search, best_of(trials), stop) if whole else [])
     return stop.exit_code
-
-
-def _names(search: Search) -> list[str]:
-    return [name.replace("_", " ") for name in search.ranges]
 
 
 def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Final]) -> None:
@@ -100,6 +96,7 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     from flame_rl.tools.trials import best_of, draw_study
 
     best, study, folder = best_of(trials), search.study, search.folder
+    names = [name.replace("_", " ") for name in search.ranges]
     left = best and len(finals) < min(study.finalists, len(best))
     if len(trials) < study.trials or left or any(None in each.scores for each in finals):
         say(
@@ -120,12 +117,12 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     say(
         f"\nBest of {len(trials)} trials, {pruned} of them pruned and {failed} failed; the score "
         f"is the mean return of {of} over the last tenth of the env steps:\n\n"
-        f"{grid(('trial', 'score', *_names(search)), rows)}\n"
+        f"{grid(('trial', 'score', *names), rows)}\n"
     )
     title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
     drawn = draw_study(trials, folder)
     if finals:
-        header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *_names(search))
+        header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *names)
         rows = [(str(e.trial.number), e.mean, *e.scores, *values(e.trial)) for e in finals]
         say(
             f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "

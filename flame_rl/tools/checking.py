@@ -125,7 +125,7 @@ def _package_of(module: str) -> str:
     """Name and version of the package that a module belongs to, or ""."""
     top = module.partition(":")[0].partition(".")[0]
     names = importlib.metadata.packages_distributions().get(top, ())
-    return next((f"{name} {importlib.metadata.version(name)}" for name in names), "")
+    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
 
 
 def _play(

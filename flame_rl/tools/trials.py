@@ -173,7 +173,13 @@ def _play(
                 break
             else:
                 yield "looked at"
-        say(f"{run.name}: {_how_it_ended(run, study.trials[trial.number])}")
+        ended = study.trials[trial.number]
+        how = "; ".join(["failed", *run.errors()[-1:]])
+        if ended.state != TrialState.FAIL:
+            rungs = len(ended.intermediate_values)
+            pruned = f", pruned after {rungs}/{RUNGS} of its steps" if rungs < RUNGS else ""
+            how = f"{ended.value:.1f}{pruned}"
+        say(f"{run.name}: {how}")
     finally:
         run.end()
 
@@ -211,14 +217,6 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
         place = until = steps[-1]
     pairs = zip(steps, returns, strict=True)
     return statistics.fmean(value for at, value in pairs if place - total / 10 < at <= until)
-
-
-def _how_it_ended(run: SideRun, trial: FrozenTrial) -> str:
-    if trial.state == TrialState.FAIL:
-        return "; ".join(["failed", *run.errors()[-1:]])
-    rungs = len(trial.intermediate_values)
-    how = f", pruned after {rungs}/{RUNGS} of its steps" if rungs < RUNGS else ""
-    return f"{trial.value:.1f}{how}"
 
 
 def run_finals(search: Search, best: Sequence[FrozenTrial], stop: StopSignal) -> list[Final]:
@@ -271,8 +269,8 @@ def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
     for name, span in search.ranges.items():
         if not isinstance(span, Span):
             found[name] = distributions.CategoricalDistribution(span)
-        else:
-            whole = isinstance(span.low, int) and isinstance(span.high, int)
-            kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-            found[name] = kind(span.low, span.high, log=span.log)
+            continue
+        whole = isinstance(span.low, int)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        found[name] = kind(span.low, span.high, log=span.log)
     return found
