@@ -239,13 +239,16 @@ def run_main(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def run_script(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_script(
+    code: str, *words: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run this code with these arguments in a fork."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(code)
         file.flush()
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = Forked(Path(file.name), words, cwd, clean_environment(cwd), **pipes)
+        env = clean_environment(cwd) | (environment or {})
+        process = Forked(Path(file.name), words, cwd, env, **pipes)
         output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
