@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 from unittest import mock
 
-LIBRARIES = ["gymnasium", "matplotlib.pyplot", "mujoco", "torch"]
+LIBRARIES = ["flamepy.core", "gymnasium", "matplotlib.pyplot", "mujoco", "torch"]
 
 
 class Forked:
