@@ -26,7 +26,7 @@ from tests.flame_fixtures import (
     Flame,
     real_cluster,
 )
-from tests.helpers import run_here
+from tests.helpers import run_here, run_ok
 from tests.memory_flame import MemoryFlame
 
 # Whether data come quickly says how busy the machine is.
@@ -142,6 +142,5 @@ def whole(tmp_path_factory) -> Path:
     from tests.runs import WHOLE
 
     folder = tmp_path_factory.mktemp("whole")
-    done = run_here(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
     return folder / "run"

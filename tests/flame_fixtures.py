@@ -26,7 +26,7 @@ from tests.forks import Forked
 from tests.memory_flame import MemoryFlame, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
-EXECUTORS = 3
+EXECUTORS = 2
 # What travels of this package: three folders, of which nothing but the code, and what makes it one.
 CORE = {
     "flame_rl/__init__.py",

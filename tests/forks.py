@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 from unittest import mock
 
-LIBRARIES = ["gymnasium", "matplotlib.pyplot", "mujoco", "torch"]
+LIBRARIES = ["flamepy.core", "gymnasium", "matplotlib.pyplot", "mujoco", "torch"]
 
 
 class Forked:
@@ -53,6 +53,8 @@ class Forked:
             # By which tests find the processes of a run or of a cluster.
             for name in [name for name in os.environ if name.startswith(("FAULT_", "FLAME_"))]:
                 del os.environ[name]
+            # As flame_rl.backends.flame has it: grpc may read this when it is imported.
+            os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
             forkserver.ensure_running()
         streams = _Descriptor(output), _Descriptor(errors)
         arguments = (self.args, str(cwd), dict(env), *streams)

@@ -239,29 +239,40 @@ def run_main(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def run_script(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_script(
+    code: str, *words: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run this code with these arguments in a fork."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(code)
         file.flush()
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = Forked(Path(file.name), words, cwd, clean_environment(cwd), **pipes)
-        output, errors = process.communicate()
+        return run_forked(Path(file.name), *words, cwd=cwd, environment=environment)
+
+
+def run_forked(
+    script: Path, *words: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a fork, as if Python had been started with it in that folder."""
+    env = clean_environment(cwd) | (environment or {})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = Forked(script, words, cwd, env, **pipes)
+    output, errors = process.communicate(1200)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def shown_on_a_terminal(*command: str, cwd: Path = ROOT, columns: int) -> str:
-    """All that a terminal gets from the command until its end, without control sequences."""
+def shown_on_a_terminal(script: Path, *words: str, columns: int) -> str:
+    """All that a terminal gets from a script until its end, without control sequences."""
     mine, theirs = pty.openpty()
-    environment = clean_environment(cwd) | {"TERM": "xterm", "COLUMNS": str(columns)}
-    with subprocess.Popen(command, cwd=cwd, env=environment, stdout=theirs, stderr=theirs):
-        os.close(theirs)
-        shown = b""
-        try:
-            while data := os.read(mine, 4096):
-                shown += data
-        except OSError:  # the other end is closed
-            pass
+    environment = clean_environment(ROOT) | {"TERM": "xterm", "COLUMNS": str(columns)}
+    process = Forked(script, words, ROOT, environment, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(mine, 4096):
+            shown += data
+    except OSError:  # the other end is closed
+        pass
+    process.wait()
     os.close(mine)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
@@ -284,6 +295,15 @@ def run_here(
         except SystemExit as error:  # a flag that cannot be parsed
             code = error.code
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def run_ok(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `run_here`, of a command that must succeed."""
+    done = run_here(*arguments, cwd=cwd, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def clean_environment(home: Path) -> dict[str, str]:

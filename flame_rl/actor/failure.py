@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import traceback
 
 from flame_rl.wire.messages import CollectFailure, FailureKind, legible
@@ -64,9 +63,3 @@ def traceback_of(error: BaseException) -> str:
     # One part for each frame and one for each exception's text, which alone may be long.
     parts = traceback.format_exception(error)
     return "".join(legible(part, _TEXT_CHARACTERS) for part in parts)
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether the user pressed Ctrl-C where nothing else listens, and no simulator raised."""
-    listening = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    return isinstance(error, KeyboardInterrupt) and not listening

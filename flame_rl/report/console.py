@@ -18,12 +18,10 @@ if TYPE_CHECKING:  # only a terminal needs it
     from flame_rl.report.bar import RunBar
 
 LINE_EVERY = 10
-# Iterations that take long get a line more often.
+# Iterations that take long, and waits without a terminal, get a line this often.
 LINE_EVERY_SECONDS = 30.0
 # A first episode that takes longer is told while it plays.
 LONG_EPISODE_SECONDS = 10.0
-# Without a terminal, a wait gets a line this often.
-WAIT_LINE_SECONDS = 30.0
 
 
 class ConsoleReporter:
@@ -123,12 +121,12 @@ class ConsoleReporter:
             self.say(f"  {text}, {duration_in_words(now - self._began)} since the start")
 
     def waiting(self, text: str) -> None:
-        """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
+        """Show what is waited for: below the bar, or in a line every `LINE_EVERY_SECONDS`."""
         self._show("waiting", text)
         now, said_at = time.perf_counter(), self._waiting_said_at
         if not text:
             self._waiting_said_at = None
-        elif self._bar is None and (said_at is None or now - said_at >= WAIT_LINE_SECONDS):
+        elif self._bar is None and (said_at is None or now - said_at >= LINE_EVERY_SECONDS):
             self._waiting_said_at = now
             self.say(text)
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
-from flame_rl.actor.environments.wrapping import flags_of_environment
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
@@ -124,17 +123,6 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
                 "with two or three axes, and --frame-stack N shows the last N"
             )
     return warnings
-
-
-def what_says_more(experiment: Experiment) -> str:
-    """The command that examines the environment, to follow a warning; "" where a function makes
-    it, which no command can name."""
-    if not isinstance(experiment.env, str):
-        return ""
-    flags = flags_of_environment(
-        experiment.env, experiment.env_kwargs, experiment.wrapper, experiment.observe
-    )
-    return f". `uv run main.py check {flags}` says more"
 
 
 @contextmanager

@@ -88,17 +88,12 @@ class Checkpointer:
                 old.unlink(missing_ok=True)
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
-                self._forget_episodes(kept)
-
-    def _forget_episodes(self, checkpoints: list[Path]) -> None:
-        """Delete the files of replayed episodes that none of these checkpoints needs."""
-        files = self._trainer.files
-        for path in set(checkpoints) - self._needed.keys():
-            # Written before the run was resumed. Nobody can resume from a damaged one.
-            with contextlib.suppress(CheckpointError):
-                self._needed[path] = files.first_needed(read_checkpoint(path).learner)
-        self._needed = {path: self._needed[path] for path in checkpoints if path in self._needed}
-        files.forget_before(min(self._needed.values()))
+                for each in set(kept) - self._needed.keys():
+                    # Written before the run was resumed. Nobody can resume from a damaged one.
+                    with contextlib.suppress(CheckpointError):
+                        self._needed[each] = files.first_needed(read_checkpoint(each).learner)
+                self._needed = {each: self._needed[each] for each in kept if each in self._needed}
+                files.forget_before(min(self._needed.values()))
 
     def _save_best(self) -> None:
         if self._better is not None:

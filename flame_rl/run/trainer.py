@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.run import checks, transfer
@@ -47,7 +48,6 @@ from flame_rl.run.results import (
     evaluation_of,
     reached,
 )
-from flame_rl.run.transfer import begin_from, load_state, what_differs
 from flame_rl.settings.checks import Count, Seed, converted, flag
 from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
@@ -153,8 +153,9 @@ class Trainer:
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
-        if spec.differs:
-            differs = f"{spec.differs}{checks.what_says_more(experiment)}"
+        if differs := spec.differs:
+            if isinstance(experiment.env, str):  # no command can name a function
+                differs += f". {check_command(experiment.env, experiment)} says more"
             if self.config.execution.strict:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
@@ -172,7 +173,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""
-        if (begun := begin_from(self.learner, self.config)) is not None:
+        if (begun := transfer.begin_from(self.learner, self.config)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
             self.note = "\n".join(filter(None, (self.note, note)))
@@ -243,13 +244,13 @@ class Trainer:
                 f"{different}. Write the run's values back, or begin a new run"
             )
         self._take_up(checkpoint, path)
-        self.warnings += damaged + what_differs(checkpoint, self.config)
+        self.warnings += damaged + transfer.what_differs(checkpoint, self.config)
 
     def _take_up(self, checkpoint: Checkpoint, path: Path, elsewhere: bool = False) -> None:
         """Load a checkpoint; `elsewhere` says that its policy acts in another environment."""
         refuse = transfer.refuse_other_spaces if elsewhere else transfer.refuse_another_environment
         refuse(checkpoint.spec, self.spec, path)
-        load_state(self.learner, checkpoint, path)
+        transfer.load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
 
     def train(self) -> IterationResult:

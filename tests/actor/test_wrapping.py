@@ -16,7 +16,7 @@ from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import Environment
 from tests.agents import relay_v0
 from tests.environments import Base
-from tests.helpers import run_here
+from tests.helpers import run_here, run_ok
 
 HERE = "tests.actor.test_wrapping"
 
@@ -192,8 +192,7 @@ GIVEN = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    done = run_here(*FLAGS, *GIVEN, "--workers", "0", "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*FLAGS, *GIVEN, "--workers", "0", "--output", "run", cwd=folder)
     assert "Observation: 1 numbers" in done.stdout and "Final Mean Reward: 18.0" in done.stdout
     return folder / "run"
 
@@ -238,8 +237,7 @@ def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypa
     (about / "entry_points.txt").write_text(names)
     monkeypatch.syspath_prepend(tmp_path)
     flags = ("--local", "--workers", "1", "--iterations", "1", "--episodes-per-iter", "2")
-    done = run_here("--env", "called_pkg:Called/Inner-v0", *flags, "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--env", "called_pkg:Called/Inner-v0", *flags, "--output", "run", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("env_id", ["unheard-of-treasure-v0", "nowhere/Treasure-v0"])

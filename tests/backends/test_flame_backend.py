@@ -36,7 +36,7 @@ from flame_rl.backends.flame.session import Session
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, Flame, finish, run, start
-from tests.helpers import SOON, run_here
+from tests.helpers import SOON, run_ok
 from tests.memory_flame import MemoryFlame, ObjectCache
 from tests.runs import assert_saved_weights, rows
 
@@ -77,8 +77,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = ("--local", "--workers", "0")
     record = ["evaluate", "old", "--episodes", "4", "--record", "teacher.npz"]
     for words in ((*DQN, "--output", "old"), record):
-        done = run_here(*words, *here, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        run_ok(*words, *here, cwd=folder)
     return folder
 
 
@@ -128,8 +127,7 @@ def test_a_study_on_a_cluster_that_is_killed_and_resumed_is_that_of_this_machine
     words = ("tune", "--env", "cartpole", "--algorithm", "ppo", "--env-steps", "600")
     words += ("--steps-per-iter", "60", "--trials", "4", "--parallel", "2")
     words += ("--search", "learning-rate", "epochs")
-    done = run_here(*words, "--local", "--output", "here", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok(*words, "--local", "--output", "here", cwd=tmp_path)
     process = start(project, tmp_path, flame.environment, *words)
     study, until = tmp_path / "run", time.monotonic() + 4 * SOON
     while not all(rows(study / f"trial-00{number}") > 2 for number in (0, 1)):

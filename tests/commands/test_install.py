@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tomllib
 import venv
 import zipfile
 
 import pytest
 
-from tests.helpers import ROOT, clean_environment
+from tests.helpers import ROOT, run_forked
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPT = """
@@ -48,30 +47,25 @@ def project(tmp_path):
     return folder
 
 
-def run(python, folder, site=None):
-    environment = clean_environment(folder)
-    del environment["PYTHONPATH"]
-    if site is not None:
-        environment["PYTHONPATH"] = str(site)
-    return subprocess.run(
-        [python, "train.py"], cwd=folder, env=environment, capture_output=True, text=True
-    )
+def run(folder, site):
+    environment = {"PYTHONPATH": str(site)}
+    return run_forked(folder / "train.py", cwd=folder, environment=environment)
 
 
 def test_it_trains_and_acts_in_another_project(installed, project):
-    done = run(sys.executable, project, installed)
+    done = run(project, installed)
     assert done.returncode == 0 and done.stdout.split() == [str(installed)] * 2, done.stderr
 
 
 def test_a_model_beside_the_script_wins(installed, project):
     shutil.copy(ROOT / "model.py", project)
-    done = run(sys.executable, project, installed)
+    done = run(project, installed)
     assert done.stdout.split() == [str(installed), str(project)], done.stderr
 
 
 def test_a_model_that_is_something_else_is_explained(installed, project):
     (project / "model.py").write_text("class Car:\n    pass\n")
-    done = run(sys.executable, project, installed)
+    done = run(project, installed)
     assert done.returncode == 1
     assert f"UsageError: {project / 'model.py'}: " in done.stderr
     assert "or give this file another name" in done.stderr
@@ -96,5 +90,5 @@ def test_pip_builds_and_installs_it(project, tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     site = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
-    done = run(sys.executable, project, site)
+    done = run(project, site)
     assert done.returncode == 0 and done.stdout.split() == [str(site)] * 2, done.stderr

@@ -15,7 +15,7 @@ pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
 from flame_rl.run.folder import read_config
 from flame_rl.tools import side_runs
-from tests.helpers import SOON, run_here, start_main
+from tests.helpers import SOON, run_here, run_ok, start_main
 from tests.runs import assert_same_run, rows
 
 QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "240", "--local")
@@ -27,8 +27,7 @@ FIRST = ("--steps-per-iter", "60", "--learning-rate", "1e-6")
 def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
     words = ("tune", *QUICK, *FIRST, *SEARCH, "--trials", "2", "--finalists", "0")
     words += ("--output", "study")
-    done = run_here(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*words, cwd=tmp_path)
     study = tmp_path / "study"
     first, second = (read_config(study / f"trial-00{number}") for number in (0, 1))
     assert first.algorithm.learning_rate == 1e-6 and first.algorithm.epochs == 10
@@ -78,8 +77,7 @@ def test_a_killed_study_goes_on(tmp_path):
             config = read_config(each.parent).algorithm
             assert settings.setdefault(each, config) == config
         words = ("tune", "--resume", "study")
-    done = run_here(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*words, cwd=tmp_path)
     assert "Best of 5 trials, 0 of them pruned and 0 failed" in done.stdout
     assert "Final, each for 2,000 env steps" in done.stdout
     assert len(list(study.glob("final-*/evaluations.csv"))) == 4

@@ -8,7 +8,6 @@ import inspect
 import re
 import shlex
 import shutil
-import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from flame_rl.settings.config import Execution, Output, TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.presets import PRESETS
 from tests.docs.test_packages import skip_without
-from tests.forks import Forked
-from tests.helpers import ROOT, clean_environment
+from tests.helpers import ROOT, run_forked
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FLAGS = (ROOT / "docs" / "flags.md").read_text()
@@ -245,11 +243,9 @@ def of_commands(commands: list[list[str]]) -> str:
 def run(project: Path, code: str) -> None:
     """In that folder, as if Python had been started there."""
     (project / "block.py").write_text(code)
-    environment = clean_environment(project) | {"PYTHONPATH": str(project)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = Forked(project / "block.py", (), project, environment, **pipes)
-    printed = process.communicate(timeout=1200)
-    assert process.returncode == 0, "\n".join([code, *printed])
+    environment = {"PYTHONPATH": str(project)}
+    done = run_forked(project / "block.py", cwd=project, environment=environment)
+    assert done.returncode == 0, "\n".join([code, done.stdout, done.stderr])
 
 
 def change(project: Path, text: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flame_rl import Trainer
-from tests.helpers import ROOT, clean_environment
+from tests.helpers import ROOT, run_forked
 
 README = (ROOT / "README.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(# cartpole\.py.*?)```", README, re.DOTALL)
@@ -54,15 +52,9 @@ def test_the_files_a_number_passes_exist() -> None:
 
 def test_the_environment_can_be_learned(tmp_path: Path) -> None:
     (tmp_path / "my_env.py").write_text(ENVIRONMENT)
-    command = [ROOT / "main.py", "--env", "my_env:Corridor-v0", "--iterations", "12"]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path) | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    words = ("--env", "my_env:Corridor-v0", "--iterations", "12")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    done = run_forked(ROOT / "main.py", *words, cwd=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     rewards = [float(reward) for reward in re.findall(r"Mean Reward: +([-\d.]+) \|", done.stdout)]
     assert rewards[-1] > rewards[0] + 5
@@ -70,14 +62,7 @@ def test_the_environment_can_be_learned(tmp_path: Path) -> None:
 
 def run_example(code: str, folder: Path) -> list[str]:
     (folder / "cartpole.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "cartpole.py"],
-        cwd=folder,
-        env=clean_environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    done = run_forked(folder / "cartpole.py", cwd=folder)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return done.stdout.splitlines()
 

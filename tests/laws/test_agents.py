@@ -16,7 +16,7 @@ from PIL import Image, ImageSequence
 from flame_rl import Trainer
 from flame_rl.run.iteration import training_request
 from flame_rl.run.results import Totals, bootstrap_interval
-from tests.helpers import run_here
+from tests.helpers import run_here, run_ok
 from tests.learners import make_config
 
 RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
@@ -91,8 +91,7 @@ def test_agents_that_play_together_are_one_sample_of_an_evaluation():
 
 def train(folder: Path, *words: str, environment: dict[str, str] | None = None) -> Path:
     folder.mkdir(exist_ok=True)
-    done = run_here(*words, cwd=folder, environment=environment)
-    assert done.returncode == 0, done.stderr
+    run_ok(*words, cwd=folder, environment=environment)
     return folder / "run"
 
 
@@ -107,8 +106,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_a_film_shows_each_step_once_and_each_agent_is_reported(trained):
-    done = run_here("watch", "run", "--video", "film.gif", "--episodes", "2", cwd=trained)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("watch", "run", "--video", "film.gif", "--episodes", "2", cwd=trained)
     # The first line says what is shown.
     lines = [line.strip() for line in done.stdout.splitlines()[1:]]
     for place, (index, agent, length) in enumerate(
@@ -125,8 +123,7 @@ def test_one_episode_can_be_evaluated_and_played_again(trained):
     words = ("evaluate", "run", "--episodes", "3", "--json", "--local", "--workers")
     found = [run_here(*words, workers, cwd=trained).stdout for workers in ("0", "2")]
     assert found[0] == found[1] and json.loads(found[0])["episodes"] == 6
-    done = run_here("--resume", "run", "--iterations", "5", "--reproduce", "3", cwd=trained)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", "--iterations", "5", "--reproduce", "3", cwd=trained)
     assert [line.split(" in ")[1] for line in done.stdout.splitlines() if "Return" in line] == [
         *("2 steps; nothing failed.", "5 steps; nothing failed.")
     ]

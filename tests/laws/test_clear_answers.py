@@ -27,7 +27,7 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.helpers import ROOT, run_here, run_script
+from tests.helpers import ROOT, run_here, run_ok, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -35,7 +35,7 @@ SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    assert run_here(*SMALL, "--output", "run", cwd=folder).returncode == 0
+    run_ok(*SMALL, "--output", "run", cwd=folder)
     return folder / "run"
 
 

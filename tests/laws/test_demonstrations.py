@@ -14,7 +14,7 @@ from flame_rl import Trainer
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 from tests.runs import assert_same_run
 
 pytestmark = pytest.mark.faults
@@ -66,8 +66,7 @@ def flags_of(run: str, files: Path, **more) -> list[str]:
 
 def train(folder: Path, run: str, files: Path, **more) -> Path:
     folder.mkdir(exist_ok=True)
-    done = run_here(*flags_of(run, files, **more), "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*flags_of(run, files, **more), "--output", "run", cwd=folder)
     assert "Demonstrations: 6 episodes of " in done.stdout
     return folder / "run"
 
@@ -113,8 +112,7 @@ def test_a_run_learns_from_no_other_demonstrations(files, wholes, tmp_path):
     done = run_here("evaluate", "run", "--local", "--workers", "0", "--episodes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shutil.copy(files / name, own / name)
-    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", "--iterations", "5", cwd=tmp_path)
     assert_same_run(tmp_path / "run", wholes(run))
     other = files / FILES[POLE["env"]]
     done = run_here("--resume", "run", "--demonstrations", str(other), cwd=tmp_path)

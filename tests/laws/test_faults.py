@@ -29,6 +29,7 @@ from tests.helpers import (
     SOON,
     environment_id,
     run_here,
+    run_ok,
     start_main,
 )
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors
@@ -55,8 +56,7 @@ def poison(kind: str, seed: int = SEED) -> dict[str, str]:
 def clean(tmp_path_factory) -> Path:
     """The folder of the run without faults."""
     folder = tmp_path_factory.mktemp("clean")
-    done = run_here(*RUN, "--workers", "0", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*RUN, "--workers", "0", cwd=folder)
     return folder / "run"
 
 
@@ -78,7 +78,7 @@ def wait_until(condition, seconds: float = 600) -> None:
 def test_six_workers_killed_in_a_run(tmp_path):
     arguments = (*RUN, "--iterations", "20")
     (tmp_path / "clean").mkdir()
-    assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
+    run_ok(*arguments, "--workers", "0", cwd=tmp_path / "clean")
     process = start_main(
         *(*arguments, "--workers", "2"),
         cwd=tmp_path,
@@ -106,12 +106,11 @@ def test_six_workers_killed_in_a_run(tmp_path):
 def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers, deadline):
     """Where another worker has nothing to do, it need not be waited for."""
     began = time.monotonic()
-    done = run_here(
+    done = run_ok(
         *(*RUN, "--workers", str(workers), "--task-timeout", str(deadline)),
         cwd=tmp_path,
         environment=poison("hang") | {"FAULT_MARKER": str(tmp_path / "marker")},
     )
-    assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 300 and (tmp_path / "marker").exists()
     if workers == 1:
         assert time.monotonic() - began > deadline
@@ -330,7 +329,7 @@ def mended_goes_on(arguments, tmp_path: Path) -> None:
     done = run_here("--resume", "my run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "clean").mkdir()
-    assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
+    run_ok(*arguments, "--workers", "0", cwd=tmp_path / "clean")
     assert_same_run(tmp_path / "my run", tmp_path / "clean" / "my run")
 
 
@@ -375,8 +374,8 @@ def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path)
     assert "nan" not in (run / "metrics.csv").read_text()
     assert all(np.isfinite(array).all() for array in saved_weights(run).values())
     (tmp_path / "clean").mkdir()
-    assert run_here(*RUN, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
-    assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
+    run_ok(*RUN, "--workers", "0", cwd=tmp_path / "clean")
+    run_ok("--resume", "run", cwd=tmp_path)
     assert_same_run(run, tmp_path / "clean" / "run")
 
 

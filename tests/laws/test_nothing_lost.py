@@ -26,7 +26,7 @@ from flame_rl.report.tables import TableReporter, metrics_row
 from flame_rl.run import checkpoint
 from flame_rl.run.iteration import collect_iteration, learn_iteration
 from flame_rl.system.signals import end_if_stopped
-from tests.helpers import ROOT, clean_environment, run_here, start_main
+from tests.helpers import ROOT, clean_environment, run_here, run_ok, start_main
 from tests.runs import RUN, assert_same_run
 
 pytestmark = pytest.mark.faults
@@ -38,7 +38,7 @@ def eight(tmp_path_factory) -> Path:
     """The folder of a finished run of eight iterations."""
     folder = tmp_path_factory.mktemp("eight")
     arguments = (*EIGHT, "--output", "run", "--keep-checkpoints", "9")
-    assert run_here(*arguments, cwd=folder).returncode == 0
+    run_ok(*arguments, cwd=folder)
     return folder / "run"
 
 
@@ -59,8 +59,7 @@ def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
     (run / "metrics.csv").write_bytes(b"".join(rows[:5]))
     (run / "timing.csv").unlink()
     before = files_of(run)
-    done = run_here("--resume", "run", "--keep-checkpoints", "9", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--resume", "run", "--keep-checkpoints", "9", cwd=tmp_path)
     assert_same_run(run, eight)
     after = files_of(run)
     assert all(after[name] == data for name, data in before.items() if name != newest.name)
@@ -256,8 +255,7 @@ def test_a_users_files_among_the_checkpoints_are_left_alone(eight, tmp_path):
     for name in copies:
         shutil.copy(folder / "00000002.ckpt", folder / name)
     flags = ("--iterations", "9", "--keep-checkpoints", "1")
-    done = run_here("--resume", "run", *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--resume", "run", *flags, cwd=tmp_path)
     assert all((folder / name).exists() for name in copies)
     again = run_here("--resume", "run", "--iterations", "10", cwd=tmp_path)
     assert again.returncode == 0 and "Going on after iteration 8" in again.stdout

@@ -20,7 +20,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import contents, environment_id, run_here
+from tests.helpers import contents, environment_id, run_here, run_ok
 from tests.runs import assert_same_run, rows
 
 pytestmark = pytest.mark.faults
@@ -74,8 +74,7 @@ def flags_of(algorithm: str, **options) -> list[str]:
 def train(folder: Path, algorithm: str, **options) -> Path:
     """The folder of a run that came to its end."""
     folder.mkdir(exist_ok=True)
-    done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*flags_of(algorithm, **options), "--output", "run", cwd=folder)
     return folder / "run"
 
 

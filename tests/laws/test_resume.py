@@ -22,7 +22,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
-from tests.helpers import environment_id, run_here, spec_of, start_main
+from tests.helpers import environment_id, run_here, run_ok, spec_of, start_main
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
@@ -33,8 +33,7 @@ pytestmark = pytest.mark.faults
 def half(tmp_path_factory) -> Path:
     """A run killed after its tenth row: its last checkpoint is that of eight iterations."""
     folder = tmp_path_factory.mktemp("half")
-    done = run_here(*RUN, "--iterations", "10", "--workers", "0", "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*RUN, "--iterations", "10", "--workers", "0", "--output", "run", cwd=folder)
     run = folder / "run"
     (run / "checkpoints" / "00000010.ckpt").unlink()
     alter_config(run, "iterations", ITERATIONS)
@@ -247,15 +246,15 @@ def test_a_config_that_is_not_that_of_the_run_is_refused(change, words, killed, 
 
 def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
     arguments = (*RUN, "--workers", "0", "--output", "run", "--iterations", "9")
-    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    run_ok(*arguments, cwd=tmp_path)
     arguments = ("--resume", "run", "--iterations", str(ITERATIONS))
-    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    run_ok(*arguments, cwd=tmp_path)
     assert_same_run(tmp_path / "run", whole)
 
 
 def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
     arguments = (*RUN, "--learning-rate-decay", "True", "--iterations", "2", "--output", "run")
-    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    run_ok(*arguments, cwd=tmp_path)
     done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
     assert done.returncode == 0
     assert "with another end of the run, the learning rates" in done.stderr
@@ -427,8 +426,7 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         assert done.returncode == 0, done.stderr
     short = (tmp_path / "run" / "evaluations.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in short[1:]] == ["1", "2"]
-    done = run_here("--resume", "run", "--iterations", "6", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", "--iterations", "6", cwd=tmp_path)
     for name in ("evaluations.csv", "metrics.csv"):
         ours, whole = ((tmp_path / folder / name).read_bytes() for folder in ("run", "whole"))
         assert ours == whole

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flame_rl import Trainer
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 from tests.learners import make_config
 
 QUICK = {
@@ -55,8 +55,7 @@ def test_the_shaped_reward_is_learned_and_the_own_one_reported(algorithm):
 
 def train(folder: Path, *words: str) -> Path:
     folder.mkdir(exist_ok=True)
-    done = run_here(*words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*words, cwd=folder)
     return folder / "run"
 
 

@@ -43,7 +43,7 @@ def replay(per_step: float, batch_size: int, warm_up: int) -> DQNSettings:
 EIGHTHS = st.integers(1, 40).map(lambda number: number / 8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EIGHTHS, st.integers(1, 9), st.integers(0, 30), st.data())
 def test_as_one_by_one(per_step, batch_size, warm_up, data):
     chosen, per_insert = replay(per_step, batch_size, warm_up), per_step * batch_size

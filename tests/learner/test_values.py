@@ -58,7 +58,7 @@ def slow_projection(support, rewards, discounts, probabilities):
     return projected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(2, 12),
     st.floats(-50, 50),

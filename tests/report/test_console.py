@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -198,7 +197,7 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
     )
 
 
-def test_a_bar_moves_within_an_iteration_and_counts_a_wait_down():
+def test_a_bar_moves_within_an_iteration_and_counts_a_wait_down(tmp_path):
     code = f"""
 import time
 from tests.report.test_console import *
@@ -215,7 +214,8 @@ time.sleep(0.3)
 console.say("it goes on")
 console.close()
 """
-    text = shown_on_a_terminal(sys.executable, "-c", code, columns=60)
+    (tmp_path / "bar.py").write_text(code)
+    text = shown_on_a_terminal(tmp_path / "bar.py", columns=60)
     assert "Traceback" not in text, text
     plain = " ".join(text.split())
     assert "20 of 100 episodes, 10,000 env steps" in plain and "50 of 100 episodes" in plain

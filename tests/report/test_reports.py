@@ -15,7 +15,7 @@ import pytest
 from flame_rl.report import Reporters
 from flame_rl.report.tables import refuse_names_of_columns
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "8"),
@@ -124,14 +124,13 @@ def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
 
 def test_outcomes_are_shown_wherever_rewards_are(tmp_path):
     """Two of these episodes' returns are told apart by success: 3 without, -2 with it."""
-    done = run_here(
+    done = run_ok(
         *("--env", environment_id("Arriving"), "--outcomes", "is_success", "episode.r"),
         *("--iterations", "2", "--episodes-per-iter", "20", "--hidden-sizes", "8"),
         *("--algorithm", "dqn", "--evaluate-every", "2", "--workers", "0"),
         *("--output", "run", "--verbose", "--tensorboard", "--local"),
         cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     shown, metrics = scalars(run), table(run, "metrics.csv")
     (evaluation,) = table(run, "evaluations.csv")
@@ -162,8 +161,7 @@ def test_a_resumed_run_is_shown_once(reported, tmp_path, kept):
     for path in (copy / "checkpoints").iterdir():
         if path.name != kept:
             path.unlink()
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", cwd=tmp_path)
     assert ("Going on after iteration 1" in done.stdout) == (kept is not None)
     assert len(list((copy / "tensorboard").iterdir())) == 2
     again, before = scalars(copy), scalars(run)

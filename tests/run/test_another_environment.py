@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.run.transfer import form_of
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 
 PAIRS = [("a", spaces.Discrete(2)), ("b", spaces.Discrete(3))]
 HERE = ("--local", "--workers", "0", "--episodes", "3", "--json")
@@ -21,13 +21,12 @@ def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     words = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "100")
     more = ("--iterations", "1", "--hidden-sizes", "4", "--workers", "0", "--output", "run")
-    assert run_here(*words, *more, cwd=folder).returncode == 0
+    run_ok(*words, *more, cwd=folder)
     return folder / "run"
 
 
 def evaluated(run: Path, *words: str) -> dict[str, object]:
-    done = run_here("evaluate", "run", *HERE, *words, cwd=run.parent)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("evaluate", "run", *HERE, *words, cwd=run.parent)
     return json.loads(done.stdout)
 
 

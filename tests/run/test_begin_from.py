@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.system.errors import UsageError
-from tests.helpers import contents, environment_id, run_here
+from tests.helpers import contents, environment_id, run_here, run_ok
 from tests.runs import assert_same_run
 
 SMALL = (
@@ -34,8 +34,7 @@ def old(tmp_path_factory) -> Path:
     box = ("--env", "Pendulum-v1", *PPO[2:])
     for name, flags in (("ppo", PPO), ("dqn", DQN), ("box", box)):
         words = (*flags, "--iterations", "3", "--workers", "0", "--output", name)
-        done = run_here(*words, cwd=folder)
-        assert done.returncode == 0, done.stderr
+        run_ok(*words, cwd=folder)
     return folder
 
 
@@ -176,8 +175,7 @@ def test_the_best_checkpoint_and_a_file_can_be_named(old):
 
 def begin(cwd: Path, name: str, *more: str, flags: tuple[str, ...] = PPO) -> Path:
     words = (*flags, "--seed", "2", "--iterations", "4", "--output", name, *more)
-    done = run_here(*words, cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    run_ok(*words, cwd=cwd)
     return cwd / name
 
 
@@ -198,8 +196,7 @@ def test_the_same_bytes_on_any_number_of_workers_and_without_the_old_run(
     # It goes on from before its first iteration, without the run that it began with.
     shutil.rmtree(there)
     begun_only(run)
-    done = run_here("--resume", str(run), "--workers", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--resume", str(run), "--workers", "2", cwd=tmp_path)
     assert_same_run(run, whole)
 
 

@@ -11,7 +11,7 @@ import torch
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner.training import device
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 from tests.learners import make_config
 
 CATCH = environment_id("Catch")
@@ -85,8 +85,7 @@ def test_a_saved_run_goes_on_with_its_device(card, tmp_path, monkeypatch):
 
 def test_a_run_says_where_it_learns(card, tmp_path):
     card(True)
-    done = run_here(*FLAGS, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*FLAGS, cwd=tmp_path)
     assert "  Device: cuda\n" in done.stdout and device_of_run(tmp_path) == "cuda"
 
     card(False)

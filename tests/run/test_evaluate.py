@@ -20,7 +20,7 @@ from flame_rl.run.checkpoint import list_checkpoints
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.run.results import bootstrap_interval
 from tests.flame_fixtures import Flame
-from tests.helpers import environment_id, run_here, run_main
+from tests.helpers import environment_id, run_here, run_main, run_ok
 
 RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
 EVALUATED = (
@@ -34,8 +34,7 @@ EVALUATED = (
 def whole(tmp_path_factory) -> Path:
     """The folder of a run that evaluates after its iterations 2, 5 and 8."""
     folder = tmp_path_factory.mktemp("whole")
-    done = run_here(*EVALUATED, "--workers", "0", "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_ok(*EVALUATED, "--workers", "0", "--output", "run", cwd=folder)
     return folder / "run"
 
 
@@ -160,7 +159,7 @@ def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
     assert text.returncode == 0 and text.stderr == ""
     outputs = {
         run_here(*words, "--json", "--workers", workers, cwd=tmp_path).stdout
-        for workers in ("0", "1", "2")
+        for workers in ("0", "2")
     }
     (line,) = outputs
     result = json.loads(line)
@@ -184,8 +183,7 @@ def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
 def test_the_commands_options(whole, tmp_path):
     def evaluate(*flags, run=whole):
         words = ("evaluate", str(run), "--episodes", "6", "--local", "--workers", "0", "--json")
-        done = run_here(*words, *flags, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = run_ok(*words, *flags, cwd=tmp_path)
         return json.loads(done.stdout)
 
     plain = evaluate()
@@ -282,13 +280,12 @@ def killed(whole: Path, run: Path, iterations: int, saved: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("iterations", "saved", "workers"), [(2, 0, "2"), (4, 4, "0"), (6, 4, "2"), (9, 8, "0")]
+    ("iterations", "saved", "workers"), [(2, 0, "2"), (4, 4, "0"), (6, 4, "0"), (9, 8, "0")]
 )
 def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_path):
     run = tmp_path / "run"
     killed(whole, run, iterations, saved)
-    done = run_here("--resume", "run", "--workers", workers, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", "--workers", workers, cwd=tmp_path)
     assert "Going on after" in done.stdout or saved == 0
     for name in ("metrics.csv", "evaluations.csv", "weights.safetensors"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()

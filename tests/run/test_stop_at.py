@@ -9,7 +9,7 @@ import pytest
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.system.errors import UsageError
-from tests.helpers import run_here
+from tests.helpers import run_here, run_ok
 from tests.runs import assert_same_run
 
 RUN = (
@@ -26,7 +26,7 @@ def column(path: Path, name: str) -> list[float]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert run_here(*RUN, "--output", "run", cwd=folder).returncode == 0
+    run_ok(*RUN, "--output", "run", cwd=folder)
     return folder / "run"
 
 
@@ -35,8 +35,7 @@ def test_it_ends_with_the_first_iteration_that_is_good_enough_and_can_go_on(whol
     wanted = sorted(returns)[len(returns) // 2]
     first = next(i for i, value in enumerate(returns) if value >= wanted)
     assert 0 < first < 11
-    done = run_here(*RUN, "--stop-at", f"{wanted}", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*RUN, "--stop-at", f"{wanted}", "--output", "run", cwd=tmp_path)
     run = tmp_path / "run"
     assert column(run / "metrics.csv", "reward_mean") == returns[: first + 1]
     assert f"Stopped early: the mean return {returns[first]:.1f} reached --stop-at" in done.stdout
@@ -53,8 +52,7 @@ def test_it_ends_with_the_first_iteration_that_is_good_enough_and_can_go_on(whol
 
 def test_where_there_are_evaluations_it_is_theirs_and_collecting_ahead_ends_too(tmp_path):
     words = (*RUN, "--evaluate-every", "2", "--evaluate-episodes", "3", "--overlap")
-    done = run_here(*words, "--stop-at", "1", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok(*words, "--stop-at", "1", "--output", "run", cwd=tmp_path)
     # The first iteration has a return above 1, but no evaluation.
     assert column(tmp_path / "run" / "metrics.csv", "iteration") == [0, 1]
     assert "a mean return of 1 in an evaluation" in done.stdout

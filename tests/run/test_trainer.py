@@ -216,7 +216,7 @@ def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
     options |= {"noise_process": "ornstein-uhlenbeck", "noise": 0.01, "noise_theta": 0.15}
     with make("Pendulum-v1", algorithm="ddpg", **options) as trainer:
         plain = trainer.compute_action(observation)
-        actions = [trainer.compute_action(observation, explore=True) for _ in range(20_000)]
+        actions = [trainer.compute_action(observation, explore=True) for _ in range(8_000)]
     noise = (np.array(actions) - plain)[:, 0] / 2  # in the units of the action's bounds, -2 and 2
     assert np.std(noise) == pytest.approx(0.01 / np.sqrt(1 - 0.85**2), rel=0.05)
     for lag in (1, 4):
@@ -540,24 +540,26 @@ AROUND = {
 }
 
 
+def use(path: Path) -> list[object]:
+    """What a Trainer does while it is made, trains, evaluates, is loaded and acts."""
+    options = {"algorithm": "ppo", "memory": "lstm", "hidden_sizes": (64,)}
+    with make(iterations=3, **options) as trainer:
+        used = [trainer.train().weights_digest, trainer.train().weights_digest]
+        trainer.save(path)
+        used.append(trainer.evaluate(3))
+    with Trainer.load(path) as trainer:
+        used += [trainer.evaluate(3), trainer.train().weights_digest]
+    policy, space = Policy.load(path), spaces.Box(-1, 1, (4,), seed=1)
+    policy.begin(3)
+    return [*used, list(policy.act_all([space.sample() for _ in range(3)]))]
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory) -> list[object]:
+    return use(tmp_path_factory.mktemp("used") / "some.ckpt")
+
+
 @pytest.mark.parametrize("around", AROUND)
-def test_what_is_set_around_it_changes_nothing(around, tmp_path):
-    """While it is made, trains, evaluates, is loaded and acts."""
-    path, space = tmp_path / "some.ckpt", spaces.Box(-1, 1, (4,), seed=1)
-    observations = [space.sample() for _ in range(3)]
-
-    def use() -> list[object]:
-        options = {"algorithm": "ppo", "memory": "lstm", "hidden_sizes": (64,)}
-        with make(iterations=3, **options) as trainer:
-            used = [trainer.train().weights_digest, trainer.train().weights_digest]
-            trainer.save(path)
-            used.append(trainer.evaluate(3))
-        with Trainer.load(path) as trainer:
-            used += [trainer.evaluate(3), trainer.train().weights_digest]
-        policy = Policy.load(path)
-        policy.begin(3)
-        return [*used, list(policy.act_all(observations))]
-
-    expected = use()
+def test_what_is_set_around_it_changes_nothing(around, used, tmp_path):
     with AROUND[around]():
-        assert use() == expected
+        assert use(tmp_path / "some.ckpt") == used

@@ -17,7 +17,7 @@ from flame_rl.modules.networks import Returns
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import run_here, spec_of
+from tests.helpers import run_here, run_ok, spec_of
 
 pytest.importorskip("onnx", reason="uv run --group export pytest")
 pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
@@ -253,8 +253,7 @@ def test_a_file_of_another_head_is_refused(name):
 
 
 def test_the_command_exports_a_run(trained):
-    done = run_here("export", "run", "policy.onnx", cwd=trained)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("export", "run", "policy.onnx", cwd=trained)
     assert done.stdout.startswith("policy.onnx: observation [batch, 4] -> logits (2 actions)")
     with Trainer.load(trained / "run", local=True, workers=0) as trainer:
         check_onnx((trained / "policy.onnx").read_bytes(), trainer.learner.snapshot())

@@ -14,7 +14,7 @@ from flame_rl.commands.profile import Measured, as_text, conclusions, measure_bo
 from flame_rl.run import checkpoint
 from flame_rl.run.trainer import Trainer
 from tests.flame_fixtures import Flame, run
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_ok
 
 
 def measured(workers: int, collecting: float, updating: float) -> Measured:
@@ -57,13 +57,13 @@ def test_sentences_say_when_the_learner_is_the_limit_and_what_is_worth_it(
 
 def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
     """As far as other tests on the same cores cannot change it: a wait never gets shorter."""
-    config = TrainConfig(env=environment_id("Waiting"), local=True, episodes_per_iter=24, workers=8)
+    config = TrainConfig(env=environment_id("Waiting"), local=True, episodes_per_iter=24, workers=4)
     one, several = measure_both(config, threading.Event())
-    assert (one.workers, several.workers) == (1, 8)
+    assert (one.workers, several.workers) == (1, 4)
     assert one.env_steps == several.env_steps == 2 * 24
     # 20 ms a step, of one episode after another.
     assert one.collecting >= 24 * 2 * 0.02
-    assert conclusions(one, several)["speedup"] > 3
+    assert conclusions(one, several)["speedup"] > 2
 
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
@@ -86,8 +86,7 @@ def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
 
 def test_the_command_measures_without_a_cluster(tmp_path):
     flags = ("--env", "cartpole", "--algorithm", "ppo", "--episodes-per-iter", "20")
-    done = run_here("profile", *flags, "--workers", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("profile", *flags, "--workers", "2", cwd=tmp_path)
     assert done.stdout.startswith("CartPole-v1, ppo: 20 episodes and ")
     assert "\nWorth it: --workers " in done.stdout
     assert not any(tmp_path.iterdir())

@@ -20,6 +20,7 @@ from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.tools.watching import show
 from tests.environments import Fast
 from tests.helpers import (
+    ROOT,
     assert_same_episodes,
     described,
     environment_id,
@@ -229,7 +230,7 @@ def test_the_camera_goes_with_the_robot(monkeypatch):
 def test_a_terminal_shows_a_bar_when_a_film_takes_long(tmp_path):
     env = environment_id("SlowlyDrawn")
     text = shown_on_a_terminal(
-        *(sys.executable, "main.py", "watch", "--env", env, "--untrained", "--episodes", "2"),
+        *(ROOT / "main.py", "watch", "--env", env, "--untrained", "--episodes", "2"),
         *("--video", str(tmp_path / "film.gif")),
         columns=100,
     )

@@ -353,19 +353,19 @@ def test_arrays_that_cannot_be_are_refused(entries):
 GOOD = altered()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
 def test_one_changed_byte(position, value):
     decodes_or_refuses(GOOD[:position] + bytes([value]) + GOOD[position + 1 :])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.binary(max_size=40))
 def test_truncated_with_a_tail(position, tail):
     decodes_or_refuses(GOOD[:position] + tail)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -19,11 +19,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.observations import type_of
-from flame_rl.actor.environments.wrapping import constructor_arguments, import_wrappers, wrapped
+from flame_rl.actor.environments.wrapping import (
+    constructor_arguments,
+    import_wrapper,
+    layers_of,
+    wrapped,
+)
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_parts
+from flame_rl.wire.inputs import LEAVES, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
 
@@ -92,7 +96,8 @@ def import_environment(environment: Environment) -> None:
     env_id = environment.env_id
     module, _, name = env_id.rpartition(":")
     with contextlib.suppress(Exception, SystemExit):
-        import_wrappers(environment)
+        for wrapper in environment.wrapper:
+            import_wrapper(wrapper)
     with contextlib.suppress(Exception, SystemExit):
         if module:
             import_registering(module, name)
@@ -147,11 +152,7 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits, layer = [], env
-    while isinstance(layer, gymnasium.Wrapper):
-        if isinstance(layer, TimeLimit):
-            limits.append(layer._max_episode_steps)
-        layer = layer.env
+    limits = (each._max_episode_steps for each in layers_of(env) if isinstance(each, TimeLimit))
     return min(limits, default=None)
 
 
@@ -180,10 +181,9 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
 
 
 def _why_not_learned(space: gymnasium.Space, box_kinds: str) -> str | None:
-    kind = type_of(space)
-    if kind is None:
+    if not isinstance(space, LEAVES):
         return f"a space of the kind {type(space).__name__}"
-    if kind is spaces.Box and space.dtype.kind not in box_kinds:
+    if isinstance(space, spaces.Box) and space.dtype.kind not in box_kinds:
         return f"a Box of {space.dtype} (MultiDiscrete has integers)"
     return f"{space} has no numbers" if spaces.flatdim(space) == 0 else None
 

@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.observations import observed_space
+from flame_rl.actor.failure import unusable
+from flame_rl.wire.inputs import keys_alone, why_no_keys
 from flame_rl.wire.messages import Environment, MaskSource
 from flame_rl.wire.spaces import choices_of
 
@@ -34,7 +35,11 @@ def beside_mask(
         found = "none"
     elif isinstance(observation, spaces.Dict) and {*observation} == {OBSERVATION, ACTION_MASK}:
         observation, found = observation[OBSERVATION], "observation"
-    return observed_space(environment.env_id, observation, environment.observe), found
+    if keys := environment.observe:
+        if why := why_no_keys(environment.env_id, observation, keys):
+            raise unusable(f"--observe: {why}")
+        observation, _ = keys_alone(observation, keys)
+    return observation, found
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:

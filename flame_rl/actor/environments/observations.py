@@ -8,22 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.failure import unusable
-from flame_rl.wire.inputs import LEAVES, ObservationPart, keys_alone, why_no_keys
-
-
-def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> gymnasium.Space:
-    """The space of what is observed: of a Dict only these keys, if any are given. Raises
-    SimulatorError of kind "environment" if it has no such keys."""
-    if not keys:
-        return space
-    if why := why_no_keys(env_id, space, keys):
-        raise unusable(f"--observe: {why}")
-    return keys_alone(space, keys)[0]
+from flame_rl.wire.inputs import ObservationPart
 
 
 def write_observation(
@@ -63,11 +51,6 @@ def write_observation(
             target[:] = (np.moveaxis(array, 0, -1) if part.channels_first else array).ravel()
         if part.path and not part.one_byte and not np.isfinite(target).all():
             raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")
-
-
-def type_of(space: gymnasium.Space) -> type[gymnasium.Space] | None:
-    """The supported class of a space that is neither Dict nor Tuple, or None."""
-    return next((kind for kind in LEAVES if isinstance(space, kind)), None)
 
 
 def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> object:

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
+
 from flame_rl.actor.failure import summary, traceback_of, unusable
 from flame_rl.wire.messages import Environment
 
@@ -23,7 +25,7 @@ def wrapped(environment: Environment, env: Any, kind: type) -> Any:
     """The environment `env` within the wrappers that `environment` names, each of which must return
     a `kind`. Raises SimulatorError of kind "environment"."""
     for name in environment.wrapper:
-        wrap = _imported(name)
+        wrap = import_wrapper(name)
         try:
             env = wrap(env)
         except (Exception, SystemExit) as error:
@@ -38,13 +40,8 @@ def wrapped(environment: Environment, env: Any, kind: type) -> Any:
     return env
 
 
-def import_wrappers(environment: Environment) -> None:
-    """Import the modules of the wrappers. Raises SimulatorError of kind "environment"."""
-    for name in environment.wrapper:
-        _imported(name)
-
-
-def _imported(name: str) -> Callable[[Any], Any]:
+def import_wrapper(name: str) -> Callable[[Any], Any]:
+    """The wrapper MODULE:NAME. Raises SimulatorError of kind "environment"."""
     module, _, attribute = name.rpartition(":")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -59,12 +56,19 @@ def _imported(name: str) -> Callable[[Any], Any]:
     return found
 
 
-def flags_of_environment(
-    env: str, env_kwargs: tuple[str, ...], wrapper: tuple[str, ...], observe: tuple[str, ...]
-) -> str:
-    """The words of a command line that name an environment as it is configured."""
-    words = ["--env", env]
-    given = {"--env-kwargs": env_kwargs, "--wrapper": wrapper, "--observe": observe}
-    for flag, values in given.items():
-        words += [flag, *values] if values else []
-    return shlex.join(words)
+def layers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
+    """The wrappers of an environment, from the outermost on, and last the environment itself."""
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def check_command(env: str, given: Any) -> str:
+    """The command that examines the environment `env`, as an `Environment` or an `Experiment` has
+    configured it."""
+    words = ["main.py", "check", "--env", env]
+    for name in ("env_kwargs", "wrapper", "observe"):
+        if values := getattr(given, name):
+            words += [f"--{name.replace('_', '-')}", *values]
+    return f"`uv run {shlex.join(words)}`"

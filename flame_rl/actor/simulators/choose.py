@@ -17,7 +17,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.environments.making import import_environment
-from flame_rl.actor.environments.wrapping import flags_of_environment
+from flame_rl.actor.environments.wrapping import check_command, layers_of
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import (
@@ -74,10 +74,7 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
     if unknown:
-        flags = flags_of_environment(
-            env_id, environment.env_kwargs, environment.wrapper, environment.observe
-        )
-        unknown += f" `uv run main.py check {flags}` takes the time for it."
+        unknown += f" {check_command(env_id, environment)} takes the time for it."
     notes, slots = [note, unknown], None
     if simulator is plain:
         if environment.slots is None and checked.bytes:
@@ -159,9 +156,7 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
         if name not in parts:
             known = ", ".join(parts) or "no parts of its reward"
             return f"--reward-parts: the fast simulator of {env_id} has no {name!r}; it has {known}"
-    layers = [env]
-    while isinstance(layers[-1], gymnasium.Wrapper):
-        layers.append(layers[-1].env)
+    layers = layers_of(env)
     known = [TimeLimit, OrderEnforcing, _imported(original)]
     if [type(layer) for layer in layers] != known or layers[-1].spec.kwargs:
         return f"{env_id} is registered with a class, wrappers or arguments that are not its own"

@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from flame_rl.actor.environments.wrapping import layers_of
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
@@ -263,11 +264,7 @@ def _drawn_since(before: dict[str, object]) -> str:
     return " and ".join(name for name, state in states.items() if state != before[name])
 
 
-def _classes(env: object) -> str:
+def _classes(env: gymnasium.Env) -> str:
     """The classes of an environment's wrappers, but those of Gymnasium's registry, and its own."""
-    names = []
-    while isinstance(env, gymnasium.Wrapper):
-        if not isinstance(env, TimeLimit | OrderEnforcing):
-            names.append(type(env).__name__)
-        env = env.env
-    return " or ".join([*names, type(env).__name__])
+    layers = (each for each in layers_of(env) if not isinstance(each, TimeLimit | OrderEnforcing))
+    return " or ".join(type(each).__name__ for each in layers)

@@ -7,6 +7,7 @@ numbers are finite, of all slots together.
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ _CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
     """The failure of an environment whose `source`, "reset" or "step", raised this, be it
     SystemExit. Raises Ctrl-C, which is none of its own."""
-    if failure.is_interrupt(error):
+    listening = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    if isinstance(error, KeyboardInterrupt) and not listening:
         raise error
     if isinstance(error, TypeError | ValueError) and _OF_ANOTHER_API.search(str(error)):
         *_, (last, _) = traceback.walk_tb(error.__traceback__)

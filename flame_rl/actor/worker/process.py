@@ -85,11 +85,6 @@ class ChildProcess(subprocess.Popen[bytes]):
             os.close(theirs)
             os.close(other)
 
-    def kill_group(self) -> None:
-        """Kill the process and whatever it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
     def end(self, seconds: float = 0.0) -> bool:
         """Close the pipes, upon which the process may end within `seconds`, and kill it and
         whatever it has started. Returns whether it has ended by itself. May be called twice."""
@@ -99,7 +94,8 @@ class ChildProcess(subprocess.Popen[bytes]):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(seconds)
         in_time = self.returncode is not None
-        self.kill_group()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         return in_time
 

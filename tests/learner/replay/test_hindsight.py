@@ -100,7 +100,7 @@ class Slow:
         }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
     st.integers(0, 1000),

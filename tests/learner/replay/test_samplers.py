@@ -51,7 +51,7 @@ def naive_find(leaves, number):
 SIZES = st.integers(1, 70)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SIZES, st.data())
 def test_the_tree_is_a_plain_array(size, data):
     """Whole numbers, whose sums are exact; leaves set one by one, and twice."""
@@ -69,7 +69,7 @@ def test_the_tree_is_a_plain_array(size, data):
         assert tree.find(quarters).tolist() == [naive_find(plain, number) for number in quarters]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SIZES, st.integers(0, 1000))
 def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
     rng = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
     assert one._nodes.tobytes() == other._nodes.tobytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SIZES, st.integers(0, 1000))
 def test_a_leaf_of_zero_is_never_found_whatever_the_rounding(size, seed):
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def probabilities_of(sampler, store):
     return dict(zip(positions, leaves / leaves.sum(), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.one_of(LENGTHS, st.integers(1, 9)), min_size=1, max_size=12),
     st.sampled_from([0.0, 0.6, 1.0]),

@@ -45,7 +45,7 @@ def assert_equal(actual: dict, expected: list[dict]) -> None:
             np.testing.assert_array_equal(column, wanted, err_msg=name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(ADDS, COLUMNS)
 def test_the_latest_whole_episodes_are_kept(adds, columns):
     store, oracle = filled(adds, columns)
@@ -55,7 +55,7 @@ def test_the_latest_whole_episodes_are_kept(adds, columns):
     assert store.oldest == len(oracle.all) - len(oracle.kept)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(ADDS, COLUMNS, st.integers(1, 2 * CAPACITY), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_n_steps(adds, columns, n, discount):
     store, oracle = filled(adds, columns)
@@ -63,7 +63,7 @@ def test_n_steps(adds, columns, n, discount):
     assert_equal(n_step(store, np.array(oracle.positions), n, discount), expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(ADDS, COLUMNS, st.data())
 def test_sequences(adds, columns, data):
     length = data.draw(st.integers(1, 2 * CAPACITY))
