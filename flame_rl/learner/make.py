@@ -27,6 +27,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.inputs import observation_dtype, why_no_keys
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
     from flame_rl.learner.demonstrations.demonstrations import Demonstrations
@@ -70,7 +71,10 @@ def _refuse_another_snapshot(
     policy = modules["policy"] if shared is None else shared.policy
     if not isinstance(policy, PolicyNetwork):
         return
-    acting = ActingPolicy(snapshot)
+    try:
+        acting = ActingPolicy(snapshot)
+    except WireError as error:
+        raise UsageError(f"model.py: actors refuse the policy: {error}") from error
     # Zeros and ones, which any observation may have; each row is another one.
     places = np.arange(spec.observation_dim) % ROW_BLOCK
     seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor
 
 import model
@@ -15,10 +16,13 @@ from tests.learners import make_learner
 class Doubling(LayerModule):
     """Somebody's own layer, which compiled code does not know."""
 
-    kind = "doubling"
+    kind = "scale"
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"factor": torch.full((1,), 2.0)}
 
 
 class OwnDense(Dense):

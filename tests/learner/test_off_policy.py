@@ -22,7 +22,7 @@ from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.wire.messages import Episodes
+from flame_rl.wire.messages import Episodes, Layer
 from tests.helpers import spec_of
 from tests.learners import (
     OF_CONTINUOUS_ACTIONS,
@@ -488,14 +488,20 @@ def test_steps_at_once_are_those_one_after_another(double):
             np.testing.assert_allclose(array, plain[name], **CLOSE, err_msg=name)
 
 
-class ChangedValues(ActionValueNetwork):
+class Doubling(PolicyNetwork):
+    """Takes an observation twice; actors get twice the first weights."""
+
     def forward(self, observations: Tensor) -> Tensor:
         return super().forward(2 * observations)
 
+    def export_layers(self) -> tuple[Layer, ...]:
+        first, *others = super().export_layers()
+        arrays = first.arrays | {"weight": 2 * first.arrays["weight"]}
+        return (replace(first, arrays=arrays), *others)
 
-class ChangedPolicy(PolicyNetwork):
-    def forward(self, observations: Tensor) -> Tensor:
-        return super().forward(2 * observations)
+
+class ChangedValues(Doubling, ActionValueNetwork):
+    pass
 
 
 class ChangedCritic(CriticNetwork):
@@ -505,8 +511,8 @@ class ChangedCritic(CriticNetwork):
 
 CHANGED = {
     "action_values": ChangedValues,
-    "deterministic_policy": ChangedPolicy,
-    "squashed_policy": ChangedPolicy,
+    "deterministic_policy": Doubling,
+    "squashed_policy": Doubling,
     "critic": ChangedCritic,
 }
 
