@@ -141,6 +141,24 @@ def test_a_lost_node_is_named_with_the_remedy_where_none_is_left(cluster) -> Non
     assert cluster.monitor.seen.hint == hint
 
 
+def test_a_cluster_whose_executors_all_unbind_for_ever_is_stuck(cluster) -> None:
+    others = executor("b", "Unbinding"), executor("c", "Idle", node="far")
+    cluster.nodes.append(node("far"))
+    for seen, stuck in (
+        ((DEAD, *others), False),  # another node may start executors
+        ((DEAD, others[0], executor("c", "Unbinding", node="far")), True),
+        ((DEAD, others[0], executor("c", "Void", node="far")), False),
+    ):
+        cluster.see(*seen)
+        assert not cluster.monitor.stuck
+        cluster.see(*seen)
+        assert cluster.monitor.stuck == stuck
+        assert cluster.monitor.seen.nodes_stuck == (("far", "near") if stuck else ())
+    cluster.nodes[1] = node("far", "NotReady")
+    cluster.see(DEAD, others[0], times=3)
+    assert cluster.monitor.stuck and cluster.monitor.seen.nodes_stuck == ("near",)
+
+
 def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster) -> None:
     last_result = cluster.now
     cluster.executors = [OURS]
@@ -160,7 +178,8 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
         cluster.wait(last_result, 0.1)
     assert cluster.waits[0] == (
         "Waiting for the cluster for 10 s: 0 of 2 executors are working (2 unbinding); giving up "
-        "in 110 s. docs/cluster.md says how to see which of its servers run, and what helps"
+        "in 110 s. Processes of executors were killed: stop Flame's executor manager on near, and "
+        "start it again after 30 seconds"
     )
     assert len(cluster.waits) == 5
     cluster.now += 1
@@ -180,7 +199,8 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
     for seen, hint in (
         ([executor("a", "Bound", "theirs"), THEIRS], "This run has some when one of the others"),
         ([executor("a", "Unbinding"), THEIRS], "This run has some when one of the others"),
-        ([executor("a", "Unbinding"), executor("b", "Unbinding")], "docs/cluster.md says"),
+        ([DEAD, executor("b", "Unbinding")], "Processes of executors were killed: stop"),
+        ([executor("a", "Idle"), DEAD], "docs/cluster.md says"),
     ):
         cluster.see(*seen)
         assert cluster.monitor.seen.hint.startswith(hint)

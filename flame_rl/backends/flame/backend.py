@@ -296,7 +296,9 @@ class FlameBackend:
         last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result
         limit = max(STARTUP_SECONDS, self._settings.cluster_patience)
-        if self._started:
+        if not self._started and monitor.stuck:
+            limit = 0.0
+        elif self._started:
             silence = monitor.silence(last_result)
             # Other runs may have the executors after a long update: then the cluster is not lost.
             limit = monitor.limit(self._settings.cluster_patience)
@@ -315,8 +317,8 @@ class FlameBackend:
         seen = f"{monitor.seen}. {self._session.report()}. {monitor.seen.hint}"
         if not self._started:
             raise RunError(
-                f"no executor of the cluster became ready within {limit:.0f} s: {seen}; "
-                "a greater --cluster-patience waits longer"
+                f"no executor of the cluster became ready within {waited:.0f} s: {seen}"
+                + ("; a greater --cluster-patience waits longer" if limit else "")
             )
         raise RunError(
             f"the cluster has given no result for {waited:.0f} s, though it answers: {reason}; "

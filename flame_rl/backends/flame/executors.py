@@ -26,6 +26,8 @@ STARTUP_SECONDS = 300.0
 ASK_SECONDS = 5.0
 # A silence of this length is told.
 QUIET_SECONDS = 10.0
+# An executor unbinds in a few seconds if its process lives, and otherwise for ever.
+STUCK_SECONDS = 10.0
 # Far above what an executor says of itself.
 MOST_BYTES = 4096
 _TAKEN, _UNBINDING = "bound to other sessions", "unbinding"
@@ -48,6 +50,7 @@ class Executors:
         working, starting: the numbers of those that are bound to its session, and being bound.
         others: the number of other executors in each state, by its name.
         nodes_away: the names of nodes without a connection to the session manager.
+        nodes_stuck: the names of all nodes, where each has executors and all of them unbind.
         answers: whether Flame answers; where it does not, the rest is what it said last.
     """
 
@@ -56,6 +59,7 @@ class Executors:
     starting: int = 0
     others: Counter[str] = field(default_factory=Counter)
     nodes_away: tuple[str, ...] = ()
+    nodes_stuck: tuple[str, ...] = ()
     answers: bool = True
 
     @property
@@ -76,6 +80,11 @@ class Executors:
         if self.answers and self.nodes_away and not self.alive:
             names = ", ".join(self.nodes_away)
             return f"Start Flame's executor manager on {names} again, under the same host name"
+        if self.answers and self.nodes_stuck:
+            return (
+                "Processes of executors were killed: stop Flame's executor manager on "
+                f"{', '.join(self.nodes_stuck)}, and start it again after 30 seconds"
+            )
         return "docs/cluster.md says how to see which of its servers run, and what helps"
 
     @property
@@ -101,12 +110,16 @@ def count(
 ) -> Executors:
     """Count the executors of a cluster for the run that has this session."""
     nodes_away = sorted(n.metadata.name for n in nodes if not is_ready(n))
+    unbinding = {e.spec.node for e in executors if e.status.state == pb.ExecutorUnbinding}
+    others = {e.spec.node for e in executors if e.status.state != pb.ExecutorUnbinding}
+    ready = {node.metadata.name for node in nodes} - set(nodes_away)
+    stuck = sorted(ready) if ready <= unbinding - others else []
     near = [e.status for e in executors if e.spec.node not in nodes_away]
     ours = Counter(status.state for status in near if status.session_id == session)
-    others = Counter(_STATES.get(status.state, "in an unknown state") for status in near)
-    others[_TAKEN] -= ours[pb.ExecutorBound]
+    states = Counter(_STATES.get(status.state, "in an unknown state") for status in near)
+    states[_TAKEN] -= ours[pb.ExecutorBound]
     counts = ours[pb.ExecutorBound], ours[pb.ExecutorBinding]
-    return Executors(wanted, *counts, +others, tuple(nodes_away))
+    return Executors(wanted, *counts, +states, tuple(nodes_away), tuple(stuck))
 
 
 class ExecutorMonitor:
@@ -125,7 +138,7 @@ class ExecutorMonitor:
         self.seen = Executors(wanted)
         self.nodes: list[pb.Node] = []
         self.executors: list[pb.Executor] = []
-        self._asked_at = self._told_at = self._alive_at = 0.0
+        self._asked_at = self._told_at = self._alive_at = self._moved_at = 0.0
         self._taken_at = -math.inf
         self._said = ""
         self._telling = False
@@ -149,6 +162,8 @@ class ExecutorMonitor:
             self._alive_at = now
         if seen.taken:
             self._taken_at = now
+        if not (before.nodes_stuck and seen.nodes_stuck):
+            self._moved_at = now
         # What keeps executors from the run is said once it is the same twice, as a healthy one is
         # back soon, and when nothing does any more.
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
@@ -162,6 +177,11 @@ class ExecutorMonitor:
         """Seconds without an executor that works for the run, and without a result: the last came,
         or the wait began, at `last_result` in monotonic seconds."""
         return time.monotonic() - max(last_result, self._alive_at)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no node can start an executor before somebody restarts its executor manager."""
+        return bool(self.seen.nodes_stuck) and time.monotonic() - self._moved_at >= STUCK_SECONDS
 
     def limit(self, patience: float) -> float:
         """The seconds of silence after which the cluster is lost: `patience`, but as many as at the
