@@ -184,6 +184,25 @@ def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
             assert line.startswith("Node b cannot start executors: ")
 
 
+def test_a_second_run_beside_a_node_that_cannot_install_ships_nothing_anew(on) -> None:
+    """Flame gives up its first session, because the other node works for the first run."""
+    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
+        memory.manager.nodes["b"].broken = True
+        with on(memory) as first:
+            assert_as_here(collect(first, 0), 0)
+            second = another()
+            second.listener, before = Heard(), second._session
+            found: list[Episodes] = []
+            running = threading.Thread(target=lambda: found.append(collect(second, 0)))
+            running.start()
+            wait_until(lambda: second._session is not before)
+            first.close()
+            running.join(200)
+            assert_as_here(found[0], 0)
+            assert second._application.name == first._application.name
+            second.close()
+
+
 def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
     """A node remembers by the application's name that it could not."""
     with MemoryFlame(nodes={"a": 1}) as memory:

@@ -87,6 +87,7 @@ class FlameBackend:
         self._monitor = ExecutorMonitor(self.executors)
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
+        self._restarted = False
         # The number of executors that a session was last replaced for.
         self._reopened_for = 0
         self._left_sessions: list[Session] = []
@@ -250,9 +251,10 @@ class FlameBackend:
         return True
 
     def _restart(self) -> None:
-        """Open another session for one without executors that Flame has given up; at the start of
-        a run first under another name of the application, as a node never again tries to install
-        what it could not install once. Raises RunError if none has ever started, and none will."""
+        """Open another session for one without executors that Flame has given up. Where no other
+        node can start any, or a new session had none either, it is one of an application under
+        another name: a node never again tries to install what it could not install once. Raises
+        RunError if none has ever started, and none will."""
         report = self._session.report()
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
         # Where others could start before, it is not the package that keeps them from it.
@@ -262,7 +264,10 @@ class FlameBackend:
                 f"the cluster's executors cannot start. {report}. The package asks for {needed}: "
                 "these must be available to the executors, for their Python (docs/cluster.md)"
             )
-        self._reopen(report, own_name=self._shared and not self._started)
+        hopeless = self._restarted or ready <= self._failing
+        own_name = self._shared and not self._started and hopeless
+        self._restarted = True
+        self._reopen(report, own_name)
 
     # While episodes are awaited
 
