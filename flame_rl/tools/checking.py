@@ -24,6 +24,7 @@ from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
@@ -179,7 +180,7 @@ def random_play(
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
     """
-    agents, generator = simulator.agents, np.random.default_rng(SEED)
+    agents, generator = simulator.agents, acting_generator(SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
     (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)

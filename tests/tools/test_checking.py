@@ -140,13 +140,23 @@ class Wordless(Base):
         return super().reset(seed=seed)
 
 
+class Guess(Base):
+    """The number of fifty that it draws after each action pays 1."""
+
+    horizon = 100
+    action_space = spaces.Discrete(50)
+
+    def reward(self, action) -> float:
+        return float(action == self.np_random.integers(50))
+
+
 class Endlessly(Base):
     horizon = 1 << 60
 
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, Wordless):
+for kind in (*KINDS, Wordless, Guess):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -199,6 +209,11 @@ def test_masks_are_found_where_they_are(name, place, allowed):
     assert examined.played["allowed"] == pytest.approx(allowed, rel=0.02)
     assert texts(examined, problem=True) == ""
     assert "action_mask" in examined.info or place == "observation"
+
+
+def test_random_actions_are_not_those_that_the_environment_draws():
+    returns = found(f"{HERE}:Guess-v0").played["returns"]
+    assert returns["most"] < 15  # of 100; 2 are expected
 
 
 def test_several_agents_are_examined_too():

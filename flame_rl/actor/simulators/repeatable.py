@@ -20,6 +20,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.wrapping import layers_of
 from flame_rl.actor.failure import SimulatorError, unusable
+from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
@@ -27,7 +28,7 @@ from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, MaskSource
 
-# The seed of the environment, and of the actions.
+# The seed of the environment, and of the actions, which have a stream of their own.
 SEED = 1_403_007
 
 
@@ -214,7 +215,7 @@ def _play(
     (actions,) = (column for column in step_columns(simulator.spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
-    generator, others = np.random.default_rng(SEED), np.random.default_rng(SEED + 1)
+    generator, others = acting_generator(SEED), acting_generator(SEED + 1)
     rows: list[_Row] = []
 
     def record(*names: str) -> None:
