@@ -23,6 +23,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
+from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.choose import plain_simulator
@@ -49,6 +50,7 @@ _MORE_SECONDS = 120
 _MOST_OF_CHECKER = 4
 # What Gymnasium's checker recommends that this package does: it scales actions, and takes any
 # bounds of observations.
+_LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
@@ -64,6 +66,7 @@ class Examined:
         making_seconds, bytes: how long an object takes, and how much memory.
         played: what a random policy did; see `random_play`.
         info: names of the entries of `info`.
+        unread: what looks like a mask of allowed actions, where none is read.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
@@ -78,6 +81,7 @@ class Examined:
     bytes: int | None = None
     played: dict[str, Any] | None = None
     info: Sequence[str] = ()
+    unread: Sequence[str] = ()
     differs: str = ""
     beside: str = ""
     failures: Sequence[str] = ()
@@ -147,10 +151,12 @@ def _play(
         note({"layers": [type(each).__name__ for each in layers], "making_seconds": making})
         note({"module": type(simulator.first.unwrapped).__module__})
         note({"doing": "it was played with random actions"})
-        names: dict[str, None] = {}
+        names: dict[str, int] = {}
         _collect_names(simulator.first, bool(spec.agents), names)
         note({"played": random_play(simulator, spec, seconds)})
         note({"action_mask": simulator.masks.found_in, "info": list(names)[:50]})
+        if environment.action_mask and spec.choices and not simulator.masks.read:
+            note({"unread": list(_like_masks(spec, names))})
         if not spec.choices:
             note({"doing": "it was played with actions at their bounds"})
             random_play(simulator, spec, seconds / 10, at_bounds=True)
@@ -158,6 +164,15 @@ def _play(
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
         note({"failures": [summary(error)]})
+
+
+def _like_masks(spec: EnvironmentSpec, infos: dict[str, int]) -> Iterator[str]:
+    """What is named like a mask and has a number for each choice; `infos` has sizes by names."""
+    parts = [p for p in observation_parts(spec.observation_space) if is_mask(p.space, spec.choices)]
+    count = sum(spec.choices)
+    named = [(f"observation{part.name}", part.name) for part in parts]
+    named += [(f"info[{name!r}]", name) for name, size in infos.items() if size == count]
+    yield from (place for place, name in named if _LIKE_A_MASK.search(name))
 
 
 def _last_line(cause: str) -> str:
@@ -257,15 +272,15 @@ def _spread(values: Any) -> dict[str, float] | None:
     return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
 
 
-def _collect_names(env: Any, several: bool, names: dict[str, None]) -> None:
+def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
     """Let `names` take those of the entries of `info` that an environment returns from now on, of
-    `several` agents one for each."""
+    `several` agents one for each, and the sizes of arrays."""
 
     def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
         def call(*arguments: Any, **options: Any) -> tuple:
             *returned, info = function(*arguments, **options)
             for own in info.values() if several else (info,):
-                names.update(dict.fromkeys(map(str, own)))
+                names.update({str(name): getattr(each, "size", 0) for name, each in own.items()})
             return *returned, info
 
         return call
@@ -339,6 +354,12 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
         if limit is not None:
             remedy = f"Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
         yield "time limit", f"{text}. {remedy}"
+    if examined.unread:
+        yield (
+            "masks",
+            f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
+            'read; a --wrapper of your own may put it into info["action_mask"]',
+        )
     if text := about_goals(spec):
         yield "goals", text
     if spec.reward_shape:

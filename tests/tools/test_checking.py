@@ -71,6 +71,21 @@ class MaskObserved(Base):
     next_observation = first_observation
 
 
+class MaskUnread(MaskObserved):
+    """Its masks have names of their own."""
+
+    observation_space = spaces.Dict(legal=spaces.MultiBinary(2), mask=spaces.Box(0, 1, (3,)))
+
+    def first_observation(self):
+        return {"legal": np.array([1, 0], np.int8), "mask": np.ones(3, np.float32)}
+
+    next_observation = first_observation
+
+    def step(self, action):
+        *returned, _ = super().step(action)
+        return *returned, {"valid_moves": np.ones(2), "valid": True}
+
+
 class Forbidding(Base):
     """Its mask allows nothing after a step."""
 
@@ -156,7 +171,7 @@ class Endlessly(Base):
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, Wordless, Guess):
+for kind in (*KINDS, MaskUnread, Wordless, Guess):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -262,6 +277,10 @@ def test_an_environment_that_hangs_is_given_up(monkeypatch):
         (environment_id("TwoRewards"), "a vector of 2 numbers: --reward-weights"),
         ("tests.goals:Bits-v0", "with --hindsight future"),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
+        (
+            f"{HERE}:MaskUnread-v0",
+            r"^observation\['legal'\] and info\['valid_moves'\]: if it says which actions are all",
+        ),
         (f"{HERE}:Alone-v0", "the port is taken.* --slots 1 makes no other"),
     ],
 )
