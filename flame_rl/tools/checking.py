@@ -36,7 +36,7 @@ from flame_rl.actor.simulators.repeatable import (
     check_repeats,
     random_actions,
 )
-from flame_rl.run.checks import about_goals, environment_warnings
+from flame_rl.run.checks import about_goals, environment_warnings, why_refused
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
@@ -91,7 +91,7 @@ class Examined:
 
 def examine(environment: Environment, seconds: float) -> Examined:
     """Examine an environment; random episodes are played for this many seconds."""
-    environment = replace(environment, simulator="plain", slots=1)
+    slots, environment = environment.slots, replace(environment, simulator="plain", slots=1)
     import_environment(environment)
     env_id = environment.env_id
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
@@ -105,17 +105,20 @@ def examine(environment: Environment, seconds: float) -> Examined:
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
-    effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
+    effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     both = replace(environment, slots=2 * spec.agent_count)
     checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside, alone = check_beside(env_id, lambda: plain_simulator(both), effort)
+    beside = alone = ""
+    if slots is None or slots >= both.slots:
+        beside, alone = check_beside(env_id, lambda: plain_simulator(both), effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
         differs=checked.differs,
         # Its own cause is known by then.
         beside="" if checked.differs else beside,
-        notes=[text for text in (checked.unknown, alone) if text],
+        failures=[text for text in (checked.failed, alone) if text],
+        notes=[checked.unknown] if checked.unknown else [],
         checker=() if spec.agents else _ask_gymnasium(environment, effort),
     )
 
@@ -123,7 +126,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
 def _how_it_ended(doing: str, ended: str) -> str:
     if ended == "SIGALRM":
         return f"it hangs: {doing} takes more than {_MORE_SECONDS} s"
-    return f"it ended its process by {ended} while {doing}"
+    return f"it ended its process ({ended}) while {doing}"
 
 
 def _package_of(module: str) -> str:
@@ -300,7 +303,7 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
             warnings.simplefilter("always")
             try:
                 check_env(simulator.first.unwrapped, skip_render_check=True, skip_close_check=True)
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:
                 # Some of its assertions say nothing.
                 where = "" if str(raised) else _last_line(traceback_of(raised))
                 texts = [f"{summary(raised)}{where}"]
@@ -332,6 +335,8 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     found = [Finding(True, "fails", text) for text in examined.failures]
     differing = [text for text in (examined.differs, examined.beside) if text]
     found += [Finding(True, "repeats", text) for text in differing]
+    if examined.spec is not None and (refused := why_refused(config, examined.spec)):
+        found.append(Finding(True, "training", refused))
     advice = [("repeats", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
@@ -340,7 +345,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
 
 
 def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Topics and sentences about spaces, the time limit, goals, and rewards that are vectors."""
+    """Topics and sentences about spaces, the time limit, masks and goals."""
     spec, played = examined.spec, examined.played
     if spec is None:
         return
@@ -362,9 +367,6 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
         )
     if text := about_goals(spec):
         yield "goals", text
-    if spec.reward_shape:
-        text = f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights"
-        yield "rewards", f"{text}, with a weight for each, says what is learned from"
 
 
 def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -131,6 +132,25 @@ class Dying(Base):
         return 1.0
 
 
+class Leaving(Base):
+    def reward(self, action) -> float:
+        os._exit(0)
+
+
+class ThirdAlone(Base):
+    """Pays less from its object's third episode on."""
+
+    horizon = 3
+    played = 0
+
+    def first_observation(self):
+        self.played += 1
+        return ONE
+
+    def reward(self, action) -> float:
+        return float(self.played < 3)
+
+
 class Hanging(Base):
     def reward(self, action) -> float:
         time.sleep(3600)
@@ -171,7 +191,7 @@ class Endlessly(Base):
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, MaskUnread, Wordless, Guess):
+for kind in (*KINDS, MaskUnread, Wordless, Guess, Leaving, ThirdAlone):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -245,7 +265,11 @@ def test_several_agents_are_examined_too():
             f"{HERE}:Brittle-v0",
             r"step raised ValueError: the motor burns \(.*test_checking.py, line",
         ),
-        (f"{HERE}:Dying-v0", "it ended its process by SIGKILL while it was played with random"),
+        (f"{HERE}:Dying-v0", r"it ended its process \(SIGKILL\) while it was played with random"),
+        (f"{HERE}:Leaving-v0", r"it ended its process \(exit code 0\) while it was played with"),
+        (f"{HERE}:ThirdAlone-v0", "rewards differ from step 1 on in episode 3 of an object"),
+        (environment_id("TwoRewards"), "--reward-weights: .* is a vector of 2 numbers"),
+        (f"{HERE}:Alone-v0", "the port is taken.* --slots 1 makes no other"),
         (f"{HERE}:Forbidding-v0", "action_mask: step returned .* which allows nothing"),
         (f"{HERE}:Forgetful-v0", "cannot be made: FileNotFoundError: robot.xml"),
         (environment_id("TextObservation"), r"observation\['said'\]: a space of the kind Text"),
@@ -274,14 +298,12 @@ def test_an_environment_that_hangs_is_given_up(monkeypatch):
         (environment_id("LargeObservationAction"), "--normalize-observations True where"),
         (environment_id("LargeObservationAction"), "no time limit; here episodes ended by step 4"),
         (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit; here no episodes ended by step "),
-        (environment_id("TwoRewards"), "a vector of 2 numbers: --reward-weights"),
         ("tests.goals:Bits-v0", "with --hindsight future"),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
         (
             f"{HERE}:MaskUnread-v0",
             r"^observation\['legal'\] and info\['valid_moves'\]: if it says which actions are all",
         ),
-        (f"{HERE}:Alone-v0", "the port is taken.* --slots 1 makes no other"),
     ],
 )
 def test_what_is_worth_knowing_is_said_and_in_no_ones_way(env_id, words):

@@ -33,18 +33,20 @@ SEED = 1_403_007
 
 
 class Effort(NamedTuple):
-    """How far an environment is examined: an episode is played no further than `steps`, `seconds`;
-    one that takes longer than `making_seconds` for an object and a step is not examined, and after
-    `most_seconds` the fork is killed: the environment hangs."""
+    """How far an environment is examined: an episode is played no further than `steps`, `seconds`,
+    and again in the same object `episodes` times at most, for `seconds`; one that takes longer than
+    `making_seconds` for an object and a step is not examined, and after `most_seconds` the fork is
+    killed: the environment hangs."""
 
     steps: int
+    episodes: int
     seconds: float
     making_seconds: float
     most_seconds: int
 
 
 # A quick environment takes half a second at most.
-QUICK = Effort(100, 0.1, 0.5, 5)
+QUICK = Effort(100, 4, 0.1, 0.5, 5)
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own.
@@ -57,34 +59,36 @@ class Checked(NamedTuple):
     Attributes:
         differs: where episodes differ and why; "" if they do not, as far as that is known.
         unknown: why that is not known, in a sentence, or "".
+        failed: how it failed, or ended its process; or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
         bytes: the memory that one takes; 0: not known.
     """
 
     differs: str
     unknown: str
+    failed: str
     action_mask: MaskSource | None
     bytes: int
 
 
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
-    """Play an episode twice in one object and once in another. At most one exists at a time.
-
-    Nothing is found of an environment that fails: the run will say so, with the episode. Raises
-    SimulatorError of kind "environment" if it cannot be played at all.
-    """
+    """Play an episode some times in one object and once in another. At most one exists at a time.
+    Raises SimulatorError of kind "environment" if it cannot be played at all."""
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
+    failed = found.get("failed", "")
     if "unusable" in found:
         raise unusable(found["unusable"])
     masks: MaskSource | None = "none"
     if ended == "SIGALRM":
         found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
+    elif ended:
+        failed = f"it ended its process ({ended}) while an episode was repeated"
     if found.get("action_mask") in get_args(MaskSource):
         masks = found["action_mask"]
     unknown = found.get("unknown", "")
     if unknown:
         unknown = f"Whether {env_id} repeats itself is not checked: {unknown}."
-    return Checked(found.get("differs", ""), unknown, masks, found.get("bytes", 0))
+    return Checked(found.get("differs", ""), unknown, failed, masks, found.get("bytes", 0))
 
 
 def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
@@ -112,8 +116,8 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
 
     found, ended = in_fork(work)
     if ended or not found:
-        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end by {ended}")
-        return "", f"two objects beside each other {how}"
+        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end their process ({ended})")
+        return "", f"two objects beside each other {how}; --slots 1 plays one in each process"
     if not found.get("where"):
         return "", found.get("alone", "")
     return (
@@ -142,18 +146,25 @@ def _repeated(
     try:
         first = _play(one, effort, begun=begun)
     except SimulatorError as error:
-        return {"unusable": str(error)} if error.kind == "environment" else {}
+        return {"unusable" if error.kind == "environment" else "failed": str(error)}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    again = _difference(first, _play(one, _as_long(first)))
-    drawn = _drawn_since(before)
-    with contextlib.suppress(Exception):
-        closing.close()
-    another = make()
-    closing.callback(another.close)
-    # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other = _difference(first, _play(another, _as_long(first), disturbed=True))
+    again, episode, limit = "", 1, time.monotonic() + effort.seconds
+    try:
+        while not again and episode <= effort.episodes:
+            again, episode = _difference(first, _play(one, _as_long(first))), episode + 1
+            if time.monotonic() >= limit:
+                break
+        drawn = _drawn_since(before)
+        with contextlib.suppress(Exception):
+            closing.close()
+        another = make()
+        closing.callback(another.close)
+        # Others draw from the global generators meanwhile, as its neighbours in a worker do.
+        other = _difference(first, _play(another, _as_long(first), disturbed=True))
+    except SimulatorError as error:
+        return found | {"failed": str(error)}
     if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
@@ -171,7 +182,8 @@ def _repeated(
     else:
         classes = _classes(another.first)
         cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
-    where = f"{again} in a second episode" if again else f"{other} in another object"
+    number = "a second episode" if episode == 2 else f"episode {episode} of an object"
+    where = f"{again} in {number}" if again else f"{other} in another object"
     return found | {
         "differs": f"{one.spec.env_id} does not repeat itself: with one seed and the same actions, "
         f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
