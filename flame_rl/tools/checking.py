@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import acting_generator
-from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.actor.simulators.choose import plain_simulator, slots_of
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
@@ -106,11 +107,8 @@ def examine(environment: Environment, seconds: float) -> Examined:
     if spec is None or failures:
         return examined
     effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
-    both = replace(environment, slots=2 * spec.agent_count)
     checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside = alone = ""
-    if slots is None or slots >= both.slots:
-        beside, alone = check_beside(env_id, lambda: plain_simulator(both), effort)
+    beside, alone = check_beside(env_id, partial(slots_of, environment), slots, effort)
     return replace(
         examined,
         bytes=checked.bytes or None,

@@ -46,11 +46,13 @@ class Effort(NamedTuple):
 
 
 # A quick environment takes half a second at most.
-QUICK = Effort(100, 4, 0.1, 0.5, 5)
+QUICK = Effort(100, 2, 0.1, 0.5, 5)
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own.
 Make = Callable[[], EnvironmentsSimulator]
+# The same with so many slots.
+MakeSlots = Callable[[int], EnvironmentsSimulator]
 
 
 class Checked(NamedTuple):
@@ -91,21 +93,24 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     return Checked(found.get("differs", ""), unknown, failed, masks, found.get("bytes", 0))
 
 
-def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
+def check_beside(
+    env_id: str, make: MakeSlots, slots: int | None, effort: Effort = QUICK
+) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as where a process has several slots; `make` makes simulators with slots for two
-    environments. Returns where the episodes differ and why, and why no two can be played; either or
-    both are ""."""
+    in turns, as where a process has several slots; `slots` are as in `Environment`. Returns where
+    the episodes differ and why, and why no two can be played; either or both are ""."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
-        alone = make()
+        alone = make(1)
         closing.callback(alone.close)
+        if slots is not None and slots < 2 * alone.agents:
+            return note({"alone": ""})
         signal.alarm(effort.most_seconds)
         try:
             first = _play(alone, effort)
             with contextlib.suppress(Exception):
                 closing.close()
-            both = make()
+            both = make(2 * alone.agents)
             closing.callback(both.close)
             second = _play(both, _as_long(first), environments=2)
         except SimulatorError as error:
