@@ -13,6 +13,7 @@ import importlib.metadata
 import math
 import re
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -93,9 +94,11 @@ class Examined:
 def examine(environment: Environment, seconds: float) -> Examined:
     """Examine an environment; random episodes are played for this many seconds."""
     slots, environment = environment.slots, replace(environment, simulator="plain", slots=1)
-    import_environment(environment)
     env_id = environment.env_id
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
+    # Forks have no thread that its import started here: then each imports it anew.
+    if not found.pop("threads", True):
+        import_environment(environment)
     doing, failures = found.pop("doing", "being made"), found.pop("failures", [])
     failures += [_how_it_ended(doing, ended)] if ended else []
     module, spec, masks = (found.pop(name, None) for name in ("module", "spec", "action_mask"))
@@ -123,7 +126,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
 
 def _how_it_ended(doing: str, ended: str) -> str:
     if ended == "SIGALRM":
-        return f"it hangs: {doing} takes more than {_MORE_SECONDS} s"
+        return f"it hangs for more than {_MORE_SECONDS} s while {doing}"
     return f"it ended its process ({ended}) while {doing}"
 
 
@@ -140,6 +143,9 @@ def _play(
     """Make the environment and play it, noting what `examine` reads."""
     signal.alarm(round(seconds) + _MORE_SECONDS)
     try:
+        threads = threading.active_count()
+        import_environment(environment)
+        note({"threads": threading.active_count() > threads})
         began = time.monotonic()
         simulator = plain_simulator(environment)
         spec = simulator.spec

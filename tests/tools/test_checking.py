@@ -285,7 +285,29 @@ def test_what_fails_is_said_with_its_cause(env_id, words):
 
 def test_an_environment_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(checking, "_MORE_SECONDS", 1)
-    assert "it hangs: it was played with random" in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+    words = "it hangs for more than 1 s while it was played with random actions"
+    assert words in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+
+
+def test_a_thread_that_its_import_starts_is_there(tmp_path, monkeypatch):
+    lines = (
+        "import threading, gymnasium",
+        "from tests.environments import Base",
+        "asked, answered = threading.Semaphore(0), threading.Semaphore(0)",
+        "def work():",
+        "    while asked.acquire(): answered.release()",
+        "threading.Thread(target=work, daemon=True).start()",
+        "class Threaded(Base):",
+        "    def reward(self, action):",
+        "        asked.release()",
+        "        return float(answered.acquire())",
+        "gymnasium.register('Threaded-v0', Threaded, max_episode_steps=10)",
+    )
+    (tmp_path / "own_thread.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(checking, "_MORE_SECONDS", 20)
+    examined = found("own_thread:Threaded-v0")
+    assert texts(examined, problem=True) == "" and not examined.notes
 
 
 @pytest.mark.parametrize(

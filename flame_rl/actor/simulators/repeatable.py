@@ -83,6 +83,7 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     masks: MaskSource | None = "none"
     if ended == "SIGALRM":
         found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
+        found["unknown"] += ", or waits for a thread that its import started"
     elif ended:
         failed = f"it ended its process ({ended}) while an episode was repeated"
     if found.get("action_mask") in get_args(MaskSource):
