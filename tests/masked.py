@@ -85,6 +85,31 @@ class Beside(Choice):
         return {}
 
 
+class Keyed(Choice):
+    """The mask is beside the observation under another name, as float32."""
+
+    observation_space = spaces.Dict(
+        observations=Masked.observation_space, action_mask=spaces.Box(0, 1, (5,), np.float32)
+    )
+
+    def seen(self):
+        return {"observations": super().seen(), "action_mask": self.mask().astype(np.float32)}
+
+    def info(self):
+        return {}
+
+
+class Method(Choice):
+    """A method returns the mask, as in sb3-contrib's environments; at an end there is none."""
+
+    def action_masks(self):
+        assert self.t < STEPS
+        return self.allowed[0]
+
+    def info(self):
+        return {}
+
+
 class Choices(Masked):
     """Three choices at once; a tuple of masks, as `MultiDiscrete.sample` takes it."""
 
@@ -106,5 +131,5 @@ class Bits(Masked):
         return np.array(numbers, np.int8)
 
 
-for _kind in (Choice, Beside, Choices, Bits):
+for _kind in (Choice, Beside, Keyed, Method, Choices, Bits):
     gymnasium.register(f"Masked{_kind.__name__}-v0", entry_point=_kind)

@@ -31,6 +31,12 @@ def noise_generator(
     return np.random.default_rng(_sequence(run_seed, iteration, index, stream, 1 + agent))
 
 
+def acting_generator(seed: int) -> np.random.Generator:
+    """A generator of actions outside of runs' episodes. It is no environment's: reset with a seed,
+    Gymnasium's draws from `default_rng(seed)`. Nor an update's, whose spawn key is one number."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0, 0)))
+
+
 def _sequence(
     run_seed: int, iteration: int, index: int, stream: Stream, child: int
 ) -> np.random.SeedSequence:

@@ -118,7 +118,7 @@ def _rows(examined: Examined) -> dict[str, str]:
             "rewards": f"{rewards['mean']:.3g} ± {rewards['std']:.2g} a step, "
             f"{rewards['least']:.4g} to {rewards['most']:.4g}, in {rewards['count']:,} steps",
             "numbers": f"observed from {least:.4g} to {most:.4g}",
-            "masks": "none: no action_mask in info or observation"
+            "masks": "none: no action_mask in info or observation, and no method action_masks"
             if spec.action_mask == "none"
             else f"{spec.action_mask}['action_mask'], read unless --no-action-mask: "
             f"{played['allowed']:.0%} of {spec.action_dim} choices are allowed, on average",

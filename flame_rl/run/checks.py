@@ -50,6 +50,20 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
+def why_refused(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    """Why a run in such an environment would not begin, or ""."""
+    from flame_rl.learner.make import make_learner  # others need no torch
+
+    try:
+        with own_networks():
+            learner = make_learner(config.changed(device="cpu"), spec)
+            learner.algorithm.close()
+            refuse_unless_it_can_act(learner.snapshot())
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     """The greatest number of env steps of an iteration, None where it is not known without a time
     limit."""

@@ -11,6 +11,7 @@ import numpy as np
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
 from flame_rl.actor.environments.observations import write_observation
+from flame_rl.actor.randomness import acting_generator
 from flame_rl.learner.training.network import Samples
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
@@ -43,7 +44,8 @@ class Policy:
         """`seed` decides the actions that are sampled."""
         self.spec, self.updates = spec, snapshot.version
         self._policy = ActingPolicy(snapshot)
-        self._generator = np.random.default_rng(seed)
+        is_seed = not isinstance(seed, np.random.Generator)
+        self._generator = acting_generator(seed) if is_seed else seed
         self._parts = _observed_parts(snapshot, spec)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)

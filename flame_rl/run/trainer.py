@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.actor.environments.wrapping import check_command
+from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.run import checks, transfer
@@ -169,7 +169,7 @@ class Trainer:
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
         # Samples the actions of `compute_action`; episodes have generators of their own.
-        self._generator = np.random.default_rng(experiment.seed)
+        self._generator = acting_generator(experiment.seed)
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""

@@ -108,7 +108,8 @@ class Experiment:
     """Let each of several agents observe its own number, too."""
 
     action_mask: bool = True
-    """Read masks of allowed actions, in `info["action_mask"]` or beside the observations."""
+    """Read masks of allowed actions, in `info["action_mask"]`, beside the observations or by the
+    method `action_masks()`."""
 
     gamma: Fraction = 0.99
     """Discount of rewards per step. At 1, without values, a time limit counts as an end."""

@@ -13,18 +13,22 @@ import importlib.metadata
 import math
 import re
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
+from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.actor.randomness import acting_generator
+from flame_rl.actor.simulators.choose import plain_simulator, slots_of
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
@@ -34,7 +38,7 @@ from flame_rl.actor.simulators.repeatable import (
     check_repeats,
     random_actions,
 )
-from flame_rl.run.checks import about_goals, environment_warnings
+from flame_rl.run.checks import about_goals, environment_warnings, why_refused
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
@@ -48,6 +52,7 @@ _MORE_SECONDS = 120
 _MOST_OF_CHECKER = 4
 # What Gymnasium's checker recommends that this package does: it scales actions, and takes any
 # bounds of observations.
+_LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
@@ -63,6 +68,7 @@ class Examined:
         making_seconds, bytes: how long an object takes, and how much memory.
         played: what a random policy did; see `random_play`.
         info: names of the entries of `info`.
+        unread: what looks like a mask of allowed actions, where none is read.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
@@ -77,6 +83,7 @@ class Examined:
     bytes: int | None = None
     played: dict[str, Any] | None = None
     info: Sequence[str] = ()
+    unread: Sequence[str] = ()
     differs: str = ""
     beside: str = ""
     failures: Sequence[str] = ()
@@ -86,10 +93,12 @@ class Examined:
 
 def examine(environment: Environment, seconds: float) -> Examined:
     """Examine an environment; random episodes are played for this many seconds."""
-    environment = replace(environment, simulator="plain", slots=1)
-    import_environment(environment)
+    slots, environment = environment.slots, replace(environment, simulator="plain", slots=1)
     env_id = environment.env_id
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
+    # Forks have no thread that its import started here: then each imports it anew.
+    if not found.pop("threads", True):
+        import_environment(environment)
     doing, failures = found.pop("doing", "being made"), found.pop("failures", [])
     failures += [_how_it_ended(doing, ended)] if ended else []
     module, spec, masks = (found.pop(name, None) for name in ("module", "spec", "action_mask"))
@@ -100,25 +109,25 @@ def examine(environment: Environment, seconds: float) -> Examined:
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
-    effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
-    both = replace(environment, slots=2 * spec.agent_count)
+    effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside, alone = check_beside(env_id, lambda: plain_simulator(both), effort)
+    beside, alone = check_beside(env_id, partial(slots_of, environment), slots, effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
         differs=checked.differs,
         # Its own cause is known by then.
         beside="" if checked.differs else beside,
-        notes=[text for text in (checked.unknown, alone) if text],
+        failures=[text for text in (checked.failed, alone) if text],
+        notes=[checked.unknown] if checked.unknown else [],
         checker=() if spec.agents else _ask_gymnasium(environment, effort),
     )
 
 
 def _how_it_ended(doing: str, ended: str) -> str:
     if ended == "SIGALRM":
-        return f"it hangs: {doing} takes more than {_MORE_SECONDS} s"
-    return f"it ended its process by {ended} while {doing}"
+        return f"it hangs for more than {_MORE_SECONDS} s while {doing}"
+    return f"it ended its process ({ended}) while {doing}"
 
 
 def _package_of(module: str) -> str:
@@ -134,6 +143,9 @@ def _play(
     """Make the environment and play it, noting what `examine` reads."""
     signal.alarm(round(seconds) + _MORE_SECONDS)
     try:
+        threads = threading.active_count()
+        import_environment(environment)
+        note({"threads": threading.active_count() > threads})
         began = time.monotonic()
         simulator = plain_simulator(environment)
         spec = simulator.spec
@@ -146,10 +158,12 @@ def _play(
         note({"layers": [type(each).__name__ for each in layers], "making_seconds": making})
         note({"module": type(simulator.first.unwrapped).__module__})
         note({"doing": "it was played with random actions"})
-        names: dict[str, None] = {}
+        names: dict[str, int] = {}
         _collect_names(simulator.first, bool(spec.agents), names)
         note({"played": random_play(simulator, spec, seconds)})
         note({"action_mask": simulator.masks.found_in, "info": list(names)[:50]})
+        if environment.action_mask and spec.choices and not simulator.masks.read:
+            note({"unread": list(_like_masks(spec, names))})
         if not spec.choices:
             note({"doing": "it was played with actions at their bounds"})
             random_play(simulator, spec, seconds / 10, at_bounds=True)
@@ -157,6 +171,15 @@ def _play(
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
         note({"failures": [summary(error)]})
+
+
+def _like_masks(spec: EnvironmentSpec, infos: dict[str, int]) -> Iterator[str]:
+    """What is named like a mask and has a number for each choice; `infos` has sizes by names."""
+    parts = [p for p in observation_parts(spec.observation_space) if is_mask(p.space, spec.choices)]
+    count = sum(spec.choices)
+    named = [(f"observation{part.name}", part.name) for part in parts]
+    named += [(f"info[{name!r}]", name) for name, size in infos.items() if size == count]
+    yield from (place for place, name in named if _LIKE_A_MASK.search(name))
 
 
 def _last_line(cause: str) -> str:
@@ -179,7 +202,7 @@ def random_play(
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
     """
-    agents, generator = simulator.agents, np.random.default_rng(SEED)
+    agents, generator = simulator.agents, acting_generator(SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
     (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
@@ -256,15 +279,15 @@ def _spread(values: Any) -> dict[str, float] | None:
     return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
 
 
-def _collect_names(env: Any, several: bool, names: dict[str, None]) -> None:
+def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
     """Let `names` take those of the entries of `info` that an environment returns from now on, of
-    `several` agents one for each."""
+    `several` agents one for each, and the sizes of arrays."""
 
     def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
         def call(*arguments: Any, **options: Any) -> tuple:
             *returned, info = function(*arguments, **options)
             for own in info.values() if several else (info,):
-                names.update(dict.fromkeys(map(str, own)))
+                names.update({str(name): getattr(each, "size", 0) for name, each in own.items()})
             return *returned, info
 
         return call
@@ -284,7 +307,7 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
             warnings.simplefilter("always")
             try:
                 check_env(simulator.first.unwrapped, skip_render_check=True, skip_close_check=True)
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:
                 # Some of its assertions say nothing.
                 where = "" if str(raised) else _last_line(traceback_of(raised))
                 texts = [f"{summary(raised)}{where}"]
@@ -316,6 +339,8 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     found = [Finding(True, "fails", text) for text in examined.failures]
     differing = [text for text in (examined.differs, examined.beside) if text]
     found += [Finding(True, "repeats", text) for text in differing]
+    if examined.spec is not None and (refused := why_refused(config, examined.spec)):
+        found.append(Finding(True, "training", refused))
     advice = [("repeats", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
@@ -324,7 +349,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
 
 
 def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Topics and sentences about spaces, the time limit, goals, and rewards that are vectors."""
+    """Topics and sentences about spaces, the time limit, masks and goals."""
     spec, played = examined.spec, examined.played
     if spec is None:
         return
@@ -338,11 +363,14 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
         if limit is not None:
             remedy = f"Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
         yield "time limit", f"{text}. {remedy}"
+    if examined.unread:
+        yield (
+            "masks",
+            f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
+            'read; a --wrapper of your own may put it into info["action_mask"]',
+        )
     if text := about_goals(spec):
         yield "goals", text
-    if spec.reward_shape:
-        text = f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights"
-        yield "rewards", f"{text}, with a weight for each, says what is learned from"
 
 
 def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:

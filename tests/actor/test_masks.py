@@ -18,7 +18,7 @@ from flame_rl.wire.messages import CollectFailure, Environment
 from tests.helpers import request_for, snapshot_for
 from tests.masked import STEPS, Choice
 
-KINDS = ("Choice", "Beside", "Choices", "Bits")
+KINDS = ("Choice", "Beside", "Keyed", "Method", "Choices", "Bits")
 
 
 def id_of(kind: str) -> str:
@@ -28,6 +28,7 @@ def id_of(kind: str) -> str:
 ALLOWED = [
     (spaces.Discrete(3, start=4), np.array([1, 0, 1], np.int8), [1, 0, 1]),
     (spaces.Discrete(3), [True, False, False], [1, 0, 0]),
+    (spaces.Discrete(3), np.array([1, 0, 1], np.float32), [1, 0, 1]),
     (spaces.Discrete(1), 1, [1]),
     (spaces.MultiDiscrete([2, 3]), (np.array([0, 1]), np.array([1, 1, 0])), [0, 1, 1, 1, 0]),
     (spaces.MultiDiscrete([2, 3]), np.array([0, 1, 1, 1, 0]), [0, 1, 1, 1, 0]),
@@ -72,7 +73,8 @@ def test_masks_are_found_recorded_and_obeyed(kind):
     simulator, spec = describe(Environment(id_of(kind)))
     assert spec.action_mask == ("observation" if kind == "Beside" else "info")
     assert spec.differs == ""
-    assert spec.observation_space == spaces.Box(0, STEPS, (2,), np.float32)
+    seen = spaces.Box(0, STEPS, (2,), np.float32)
+    assert spec.observation_space == (spaces.Dict(observations=seen) if kind == "Keyed" else seen)
     request = request_for(id_of(kind), indices=range(40), columns=step_columns(spec))
     for explore in (True, False):
         asked = replace(request, explore=explore)

@@ -208,13 +208,19 @@ def test_a_slow_environment_is_not_checked_and_says_so():
     assert f"`uv run main.py check {flags}` takes the time" in spec.note
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_run_warns_of_it_and_a_strict_one_does_not_begin(workers, tmp_path):
-    flags = ("--env", f"{HERE}:Counter-v0", "--local", "--workers", workers)
+@pytest.mark.parametrize(
+    ("workers", "env_id", "differs"),
+    [
+        ("0", f"{HERE}:Counter-v0", "does not repeat itself"),
+        ("1", "tests.tools.test_checking:OneWorld-v0", "gives another episode while another obj"),
+    ],
+)
+def test_a_run_warns_of_it_and_a_strict_one_does_not_begin(workers, env_id, differs, tmp_path):
+    flags = ("--env", env_id, "--local", "--workers", workers)
     flags = (*flags, "--iterations", "1", "--episodes-per-iter", "2", "--output", "run")
     refused = run_here(*flags, "--strict", cwd=tmp_path)
     assert refused.returncode == 2 and not (tmp_path / "run").exists()
-    assert refused.stderr.startswith(f"error: --strict: {HERE}:Counter-v0 does not repeat itself")
-    assert f"`uv run main.py check --env {HERE}:Counter-v0` says more" in refused.stderr
+    assert refused.stderr.startswith(f"error: --strict: {env_id} {differs}")
+    assert f"`uv run main.py check --env {env_id}` says more" in refused.stderr
     done = run_ok(*flags, cwd=tmp_path)
-    assert f"warning: {HERE}:Counter-v0 does not repeat itself" in done.stderr
+    assert f"warning: {env_id} {differs}" in done.stderr

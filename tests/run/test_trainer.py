@@ -224,6 +224,18 @@ def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
         assert correlation == pytest.approx(0.85**lag, abs=0.05)
 
 
+def test_sampled_actions_are_not_what_an_environment_of_the_same_seed_draws():
+    class Guess(Base):
+        def reward(self, action) -> float:
+            return float(action == int(2 * self.np_random.random()))
+
+    with make(Guess, seed=0) as trainer:
+        for act in (trainer.compute_action, Policy(trainer.learner.snapshot(), trainer.spec).act):
+            observation, _ = (env := Guess()).reset(seed=0)
+            paid = [env.step(act(observation, explore=True))[1] for _ in range(200)]
+            assert np.mean(paid) < 0.7
+
+
 def test_actions_for_spaces_of_other_kinds():
     with make(environment_id("DiscreteObservation"), iterations=1) as trainer:
         assert {trainer.compute_action(observation) for observation in range(3)} <= {5, 6}

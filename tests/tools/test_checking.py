@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -71,6 +72,21 @@ class MaskObserved(Base):
     next_observation = first_observation
 
 
+class MaskUnread(MaskObserved):
+    """Its masks have names of their own."""
+
+    observation_space = spaces.Dict(legal=spaces.MultiBinary(2), mask=spaces.Box(0, 1, (3,)))
+
+    def first_observation(self):
+        return {"legal": np.array([1, 0], np.int8), "mask": np.ones(3, np.float32)}
+
+    next_observation = first_observation
+
+    def step(self, action):
+        *returned, _ = super().step(action)
+        return *returned, {"valid_moves": np.ones(2), "valid": True}
+
+
 class Forbidding(Base):
     """Its mask allows nothing after a step."""
 
@@ -116,6 +132,25 @@ class Dying(Base):
         return 1.0
 
 
+class Leaving(Base):
+    def reward(self, action) -> float:
+        os._exit(0)
+
+
+class ThirdAlone(Base):
+    """Pays less from its object's third episode on."""
+
+    horizon = 3
+    played = 0
+
+    def first_observation(self):
+        self.played += 1
+        return ONE
+
+    def reward(self, action) -> float:
+        return float(self.played < 3)
+
+
 class Hanging(Base):
     def reward(self, action) -> float:
         time.sleep(3600)
@@ -140,13 +175,23 @@ class Wordless(Base):
         return super().reset(seed=seed)
 
 
+class Guess(Base):
+    """The number of fifty that it draws after each action pays 1."""
+
+    horizon = 100
+    action_space = spaces.Discrete(50)
+
+    def reward(self, action) -> float:
+        return float(action == self.np_random.integers(50))
+
+
 class Endlessly(Base):
     horizon = 1 << 60
 
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, Wordless):
+for kind in (*KINDS, MaskUnread, Wordless, Guess, Leaving, ThirdAlone):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -201,6 +246,11 @@ def test_masks_are_found_where_they_are(name, place, allowed):
     assert "action_mask" in examined.info or place == "observation"
 
 
+def test_random_actions_are_not_those_that_the_environment_draws():
+    returns = found(f"{HERE}:Guess-v0").played["returns"]
+    assert returns["most"] < 15  # of 100; 2 are expected
+
+
 def test_several_agents_are_examined_too():
     examined = found("tests.agents.relay_v0")
     assert examined.spec.agents == ("first", "second") and examined.info == ["place"]
@@ -215,7 +265,11 @@ def test_several_agents_are_examined_too():
             f"{HERE}:Brittle-v0",
             r"step raised ValueError: the motor burns \(.*test_checking.py, line",
         ),
-        (f"{HERE}:Dying-v0", "it ended its process by SIGKILL while it was played with random"),
+        (f"{HERE}:Dying-v0", r"it ended its process \(SIGKILL\) while it was played with random"),
+        (f"{HERE}:Leaving-v0", r"it ended its process \(exit code 0\) while it was played with"),
+        (f"{HERE}:ThirdAlone-v0", "rewards differ from step 1 on in episode 3 of an object"),
+        (environment_id("TwoRewards"), "--reward-weights: .* is a vector of 2 numbers"),
+        (f"{HERE}:Alone-v0", "the port is taken.* --slots 1 makes no other"),
         (f"{HERE}:Forbidding-v0", "action_mask: step returned .* which allows nothing"),
         (f"{HERE}:Forgetful-v0", "cannot be made: FileNotFoundError: robot.xml"),
         (environment_id("TextObservation"), r"observation\['said'\]: a space of the kind Text"),
@@ -231,7 +285,29 @@ def test_what_fails_is_said_with_its_cause(env_id, words):
 
 def test_an_environment_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(checking, "_MORE_SECONDS", 1)
-    assert "it hangs: it was played with random" in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+    words = "it hangs for more than 1 s while it was played with random actions"
+    assert words in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+
+
+def test_a_thread_that_its_import_starts_is_there(tmp_path, monkeypatch):
+    lines = (
+        "import threading, gymnasium",
+        "from tests.environments import Base",
+        "asked, answered = threading.Semaphore(0), threading.Semaphore(0)",
+        "def work():",
+        "    while asked.acquire(): answered.release()",
+        "threading.Thread(target=work, daemon=True).start()",
+        "class Threaded(Base):",
+        "    def reward(self, action):",
+        "        asked.release()",
+        "        return float(answered.acquire())",
+        "gymnasium.register('Threaded-v0', Threaded, max_episode_steps=10)",
+    )
+    (tmp_path / "own_thread.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(checking, "_MORE_SECONDS", 20)
+    examined = found("own_thread:Threaded-v0")
+    assert texts(examined, problem=True) == "" and not examined.notes
 
 
 @pytest.mark.parametrize(
@@ -244,10 +320,12 @@ def test_an_environment_that_hangs_is_given_up(monkeypatch):
         (environment_id("LargeObservationAction"), "--normalize-observations True where"),
         (environment_id("LargeObservationAction"), "no time limit; here episodes ended by step 4"),
         (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit; here no episodes ended by step "),
-        (environment_id("TwoRewards"), "a vector of 2 numbers: --reward-weights"),
         ("tests.goals:Bits-v0", "with --hindsight future"),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
-        (f"{HERE}:Alone-v0", "the port is taken.* --slots 1 makes no other"),
+        (
+            f"{HERE}:MaskUnread-v0",
+            r"^observation\['legal'\] and info\['valid_moves'\]: if it says which actions are all",
+        ),
     ],
 )
 def test_what_is_worth_knowing_is_said_and_in_no_ones_way(env_id, words):

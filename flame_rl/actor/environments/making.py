@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
-from flame_rl.actor.environments.masks import beside_mask
+from flame_rl.actor.environments.masks import beside_mask, with_masks
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
     import_wrapper,
@@ -69,6 +69,7 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
+    env = with_masks(environment, env)
     seen, _ = beside_mask(environment, env.observation_space, env.action_space)
     check_spaces(env_id, seen, env.action_space)
     if environment.max_episode_steps is None and _time_limit(env) is None:

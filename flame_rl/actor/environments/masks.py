@@ -1,10 +1,15 @@
 """Masks of allowed actions, as environments return them.
 
 Gymnasium's have them in `info["action_mask"]` of reset and step, as `Space.sample(mask)` takes
-them; PettingZoo's observe a dictionary of "observation" and "action_mask".
+them; PettingZoo's observe a dictionary of "observation" and "action_mask". `MaskInInfo` finds those
+that are elsewhere.
 """
 
 from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,6 +22,7 @@ from flame_rl.wire.spaces import choices_of
 
 ACTION_MASK = "action_mask"
 OBSERVATION = "observation"
+_METHOD = "action_masks"
 
 
 def masked_choices(environment: Environment, action: gymnasium.Space) -> tuple[int, ...]:
@@ -40,6 +46,59 @@ def beside_mask(
             raise unusable(f"--observe: {why}")
         observation, _ = keys_alone(observation, keys)
     return observation, found
+
+
+class MaskInInfo(gymnasium.Wrapper):
+    """Puts the mask that an environment observes beside other keys, or that its method returns,
+    into `info["action_mask"]`, unless one is there."""
+
+    def __init__(self, env: gymnasium.Env, key: str | None) -> None:
+        """`key` is the mask's in the observation; None: the method's mask is taken."""
+        super().__init__(env)
+        self._key = key
+        if key is not None:
+            parts = env.observation_space.spaces.items()
+            self.observation_space = spaces.Dict([(name, p) for name, p in parts if name != key])
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**options)
+        return observation, self._with_mask(observation, info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if not terminated:
+            info = self._with_mask(observation, info)
+        return observation, reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if self._key is None:
+            return {ACTION_MASK: self.get_wrapper_attr(_METHOD)()} | info
+        return {ACTION_MASK: observation[self._key]} | info
+
+
+def with_masks(environment: Environment, env: gymnasium.Env) -> gymnasium.Env:
+    """The environment, within `MaskInInfo` where it has masks that are nowhere else: under
+    "action_mask" beside any other keys of what is observed, under "mask" beside "obs" alone, as
+    Tianshou's, or as its method `action_masks()`, as those of sb3-contrib's MaskablePPO."""
+    choices = masked_choices(environment, env.action_space)
+    keys = {*env.observation_space} if isinstance(env.observation_space, spaces.Dict) else set()
+    if not choices or keys == {OBSERVATION, ACTION_MASK}:
+        return env
+    key = "mask" if keys == {"mask", "obs"} else ACTION_MASK
+    if key in keys and len(keys) > 1 and is_mask(env.observation_space[key], choices):
+        return MaskInInfo(env, key)
+    method = env.get_wrapper_attr(_METHOD) if env.has_wrapper_attr(_METHOD) else None
+    with contextlib.suppress(TypeError, ValueError):  # it is no function, or needs arguments
+        inspect.signature(method).bind()
+        return MaskInInfo(env, None)
+    return env
+
+
+def is_mask(space: gymnasium.Space, choices: tuple[int, ...]) -> bool:
+    """Whether the space has a number for each choice."""
+    return isinstance(space, spaces.Box | spaces.MultiBinary) and np.prod(space.shape) == sum(
+        choices
+    )
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
@@ -79,6 +138,6 @@ def _flat(mask: object) -> list[object]:
 
 def _numbers(parts: list[np.ndarray], greatest: int) -> np.ndarray:
     numbers = np.concatenate(parts)
-    if numbers.dtype.kind not in "biu" or numbers.min() < 0 or numbers.max() > greatest:
+    if numbers.dtype.kind not in "biuf" or not np.isin(numbers, np.arange(greatest + 1)).all():
         raise ValueError(f"{numbers!r:.80} where integers from 0 to {greatest} are expected")
     return numbers

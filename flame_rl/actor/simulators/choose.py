@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -26,7 +27,7 @@ from flame_rl.actor.simulators.plain import (
     EnvironmentsSimulator,
     PlainSimulator,
 )
-from flame_rl.actor.simulators.repeatable import SEED, check_repeats
+from flame_rl.actor.simulators.repeatable import SEED, check_beside, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -59,13 +60,16 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and its spec, with what `check_repeats` has found. Raises
-    SimulatorError as `choose_simulator` does."""
+    """The simulator of an environment and its spec, with what `check_repeats` and `check_beside`
+    have found. Raises SimulatorError as `choose_simulator` does."""
     env_id = environment.env_id
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
     # Before another object may hold what the environment needs alone.
     checked = check_repeats(env_id, lambda: plain_simulator(environment))
+    differs = checked.differs
+    if not (differs or checked.unknown or checked.failed) and 2 * checked.bytes <= MOST_BYTES:
+        differs, _ = check_beside(env_id, partial(slots_of, environment), environment.slots)
     plain = plain_simulator(environment)
     if plain.masks.found_in is None and checked.action_mask is None:
         slots = np.arange(plain.agents)
@@ -82,7 +86,7 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
         slots = environment.slots or plain.most * plain.agents
         notes += _notes(environment, plain, checked.bytes)
     note = "\n".join(filter(None, notes))
-    found = {"differs": checked.differs, "action_mask": masks, "slots": slots}
+    found = {"differs": differs, "action_mask": masks, "slots": slots}
     return simulator, replace(plain.spec, note=note, **found)
 
 
@@ -115,6 +119,11 @@ def plain_simulator(
     `render_mode` is Gymnasium's. Raises SimulatorError of kind "environment"."""
     kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
     return kind(environment, render_mode)
+
+
+def slots_of(environment: Environment, slots: int) -> EnvironmentsSimulator:
+    """The plain simulator of an environment with this many slots."""
+    return plain_simulator(replace(environment, slots=slots))
 
 
 def _choose(environment: Environment, plain: EnvironmentsSimulator) -> tuple[Simulator, str]:

@@ -17,13 +17,15 @@ from typing import Any
 
 # Notes of what was found, by name; each call adds to those before it.
 Note = Callable[[dict[str, Any]], None]
+# The last note, which a fork that code of an environment's ends does not write.
+_DONE = "done"
 
 
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
     """Do `work` in a fork, without what it prints. It is given a function that notes values of
     JSON, and a stack that closes at its end; it sets an alarm (`signal.alarm`) where it may hang.
-    What it raises only ends it. Returns what it noted, and "" or the name of the signal that ended
-    it."""
+    What it raises only ends it. Returns what it noted, and "" or what ended the fork before: the
+    name of a signal, or "exit code 3"."""
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
@@ -41,6 +43,7 @@ def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[st
                 with contextlib.ExitStack() as closing:
                     work(lambda values: _write(file.fileno(), values), closing)
             finally:
+                _write(file.fileno(), {_DONE: True})
                 os._exit(0)
         _, status = os.waitpid(child, 0)
         file.seek(0)
@@ -48,7 +51,9 @@ def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[st
         for line in file:
             with contextlib.suppress(ValueError, TypeError):  # the environment wrote here
                 found |= json.loads(line)
-    ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+    ended = "" if found.pop(_DONE, False) else f"exit code {os.WEXITSTATUS(status)}"
+    if os.WIFSIGNALED(status):
+        ended = signal.Signals(os.WTERMSIG(status)).name
     return found, ended
 
 

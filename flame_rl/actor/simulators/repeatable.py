@@ -20,6 +20,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.wrapping import layers_of
 from flame_rl.actor.failure import SimulatorError, unusable
+from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
@@ -27,27 +28,31 @@ from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, MaskSource
 
-# The seed of the environment, and of the actions.
+# The seed of the environment, and of the actions, which have a stream of their own.
 SEED = 1_403_007
 
 
 class Effort(NamedTuple):
-    """How far an environment is examined: an episode is played no further than `steps`, `seconds`;
-    one that takes longer than `making_seconds` for an object and a step is not examined, and after
-    `most_seconds` the fork is killed: the environment hangs."""
+    """How far an environment is examined: an episode is played no further than `steps`, `seconds`,
+    and again in the same object `episodes` times at most, for `seconds`; one that takes longer than
+    `making_seconds` for an object and a step is not examined, and after `most_seconds` the fork is
+    killed: the environment hangs."""
 
     steps: int
+    episodes: int
     seconds: float
     making_seconds: float
     most_seconds: int
 
 
 # A quick environment takes half a second at most.
-QUICK = Effort(100, 0.1, 0.5, 5)
+QUICK = Effort(100, 2, 0.1, 0.5, 5)
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own.
 Make = Callable[[], EnvironmentsSimulator]
+# The same with so many slots.
+MakeSlots = Callable[[int], EnvironmentsSimulator]
 
 
 class Checked(NamedTuple):
@@ -56,51 +61,57 @@ class Checked(NamedTuple):
     Attributes:
         differs: where episodes differ and why; "" if they do not, as far as that is known.
         unknown: why that is not known, in a sentence, or "".
+        failed: how it failed, or ended its process; or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
         bytes: the memory that one takes; 0: not known.
     """
 
     differs: str
     unknown: str
+    failed: str
     action_mask: MaskSource | None
     bytes: int
 
 
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
-    """Play an episode twice in one object and once in another. At most one exists at a time.
-
-    Nothing is found of an environment that fails: the run will say so, with the episode. Raises
-    SimulatorError of kind "environment" if it cannot be played at all.
-    """
+    """Play an episode some times in one object and once in another. At most one exists at a time.
+    Raises SimulatorError of kind "environment" if it cannot be played at all."""
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
+    failed = found.get("failed", "")
     if "unusable" in found:
         raise unusable(found["unusable"])
     masks: MaskSource | None = "none"
     if ended == "SIGALRM":
         found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
+        found["unknown"] += ", or waits for a thread that its import started"
+    elif ended:
+        failed = f"it ended its process ({ended}) while an episode was repeated"
     if found.get("action_mask") in get_args(MaskSource):
         masks = found["action_mask"]
     unknown = found.get("unknown", "")
     if unknown:
         unknown = f"Whether {env_id} repeats itself is not checked: {unknown}."
-    return Checked(found.get("differs", ""), unknown, masks, found.get("bytes", 0))
+    return Checked(found.get("differs", ""), unknown, failed, masks, found.get("bytes", 0))
 
 
-def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
+def check_beside(
+    env_id: str, make: MakeSlots, slots: int | None, effort: Effort = QUICK
+) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as where a process has several slots; `make` makes simulators with slots for two
-    environments. Returns where the episodes differ and why, and why no two can be played; either or
-    both are ""."""
+    in turns, as where a process has several slots; `slots` are as in `Environment`. Returns where
+    the episodes differ and why, and why no two can be played; either or both are ""."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
-        alone = make()
+        alone = make(1)
         closing.callback(alone.close)
+        if slots is not None and slots < 2 * alone.agents:
+            return note({"alone": ""})
         signal.alarm(effort.most_seconds)
         try:
             first = _play(alone, effort)
             with contextlib.suppress(Exception):
                 closing.close()
-            both = make()
+            both = make(2 * alone.agents)
             closing.callback(both.close)
             second = _play(both, _as_long(first), environments=2)
         except SimulatorError as error:
@@ -111,8 +122,8 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
 
     found, ended = in_fork(work)
     if ended or not found:
-        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end by {ended}")
-        return "", f"two objects beside each other {how}"
+        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end their process ({ended})")
+        return "", f"two objects beside each other {how}; --slots 1 plays one in each process"
     if not found.get("where"):
         return "", found.get("alone", "")
     return (
@@ -141,18 +152,25 @@ def _repeated(
     try:
         first = _play(one, effort, begun=begun)
     except SimulatorError as error:
-        return {"unusable": str(error)} if error.kind == "environment" else {}
+        return {"unusable" if error.kind == "environment" else "failed": str(error)}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    again = _difference(first, _play(one, _as_long(first)))
-    drawn = _drawn_since(before)
-    with contextlib.suppress(Exception):
-        closing.close()
-    another = make()
-    closing.callback(another.close)
-    # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other = _difference(first, _play(another, _as_long(first), disturbed=True))
+    again, episode, limit = "", 1, time.monotonic() + effort.seconds
+    try:
+        while not again and episode <= effort.episodes:
+            again, episode = _difference(first, _play(one, _as_long(first))), episode + 1
+            if time.monotonic() >= limit:
+                break
+        drawn = _drawn_since(before)
+        with contextlib.suppress(Exception):
+            closing.close()
+        another = make()
+        closing.callback(another.close)
+        # Others draw from the global generators meanwhile, as its neighbours in a worker do.
+        other = _difference(first, _play(another, _as_long(first), disturbed=True))
+    except SimulatorError as error:
+        return found | {"failed": str(error)}
     if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
@@ -170,7 +188,8 @@ def _repeated(
     else:
         classes = _classes(another.first)
         cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
-    where = f"{again} in a second episode" if again else f"{other} in another object"
+    number = "a second episode" if episode == 2 else f"episode {episode} of an object"
+    where = f"{again} in {number}" if again else f"{other} in another object"
     return found | {
         "differs": f"{one.spec.env_id} does not repeat itself: with one seed and the same actions, "
         f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
@@ -214,7 +233,7 @@ def _play(
     (actions,) = (column for column in step_columns(simulator.spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
-    generator, others = np.random.default_rng(SEED), np.random.default_rng(SEED + 1)
+    generator, others = acting_generator(SEED), acting_generator(SEED + 1)
     rows: list[_Row] = []
 
     def record(*names: str) -> None:
