@@ -173,7 +173,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""
-        if (begun := transfer.begin_from(self.learner, self.config)) is not None:
+        if (begun := transfer.begin_from(self.learner, self.config, self.spec)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
             self.note = "\n".join(filter(None, (self.note, note)))
