@@ -299,7 +299,7 @@ class Statistics:
         """Add those of a batch, [N + E, D], and set the normalisers."""
         if self._observations is None:
             return
-        self._observations.update(observations)
+        self._observations.update(observations, outliers=False)
         for numbers, normalizer in self._normalizers:
             normalizer.set(self._observations.mean[numbers], self._observations.std[numbers])
 
