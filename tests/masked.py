@@ -110,6 +110,29 @@ class Method(Choice):
         return {}
 
 
+class Cut(gymnasium.Env):
+    """The first of three choices is allowed; `limit` steps truncate it, or `terminates` ends it,
+    with `last` as the mask."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, last=None, terminates=False):
+        self.last, self.terminates = last, terminates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 0], np.int8)}
+
+    def step(self, action):
+        self.t += 1
+        mask = self.last if self.t == 3 else (1, 0, 0)
+        info = {} if mask is None else {"action_mask": np.array(mask, np.int8)}
+        ended = self.t == 3
+        outcome = (ended and self.terminates, ended and not self.terminates)
+        return np.full(1, self.t, np.float32), 0.0, *outcome, info
+
+
 class Choices(Masked):
     """Three choices at once; a tuple of masks, as `MultiDiscrete.sample` takes it."""
 
@@ -131,5 +154,5 @@ class Bits(Masked):
         return np.array(numbers, np.int8)
 
 
-for _kind in (Choice, Beside, Keyed, Method, Choices, Bits):
+for _kind in (Choice, Beside, Keyed, Method, Cut, Choices, Bits):
     gymnasium.register(f"Masked{_kind.__name__}-v0", entry_point=_kind)

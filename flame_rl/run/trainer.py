@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -123,6 +124,7 @@ class Trainer:
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         self._ended = self._closed = False
+        self._process = os.getpid()
         self._closing = contextlib.ExitStack()
         self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
@@ -173,7 +175,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Begin with another run's networks, where `from_` names one."""
-        if (begun := transfer.begin_from(self.learner, self.config)) is not None:
+        if (begun := transfer.begin_from(self.learner, self.config, self.spec)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
             self.note = "\n".join(filter(None, (self.note, note)))
@@ -388,8 +390,11 @@ class Trainer:
         self._backend.listener = listener
 
     def close(self) -> None:
-        """Stop all workers and threads, and close the learner. May be called twice."""
+        """Stop all workers and threads, and close the learner. May be called twice; does nothing in
+        a fork, which has none of them."""
         self._closed = True
+        if os.getpid() != self._process:
+            return
         self._backend.close()
         self._closing.close()
 
@@ -397,6 +402,11 @@ class Trainer:
         if self._closed:
             raise UsageError(
                 "this Trainer is closed; use it within its `with` block, or make another one"
+            )
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this Trainer was made before a fork, and its workers and files are those of the "
+                "process that made it; make one in this process, or load what that one saved"
             )
 
     def __enter__(self) -> Trainer:

@@ -15,6 +15,14 @@ from gymnasium import spaces
 from flame_rl.learner.state import REPLAY, arrays_digest, part_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
+from flame_rl.settings.algorithms import (
+    ActionNoise,
+    BCSettings,
+    DQNSettings,
+    EpsilonGreedy,
+    SACSettings,
+    SuccessorSettings,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -33,6 +41,8 @@ _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
 _PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
+# The layers of a policy, one of which is the last.
+_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.(\d+))\..*")
 
 
 # A run's own checkpoint
@@ -116,9 +126,12 @@ def form_of(space: spaces.Space) -> object:
 # --from: another run's networks
 
 
-def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[str]] | None:
-    """Give a new learner what fits of the run that `config.experiment.from_` names, if any. All
-    else begins anew: optimisers, versions, counters, random numbers.
+def begin_from(
+    learner: Learner, config: TrainConfig, spec: EnvironmentSpec
+) -> tuple[str, str, list[str]] | None:
+    """Give a new learner, for the environment `spec`, what fits of the run that
+    `config.experiment.from_` names, if any. All else begins anew: optimisers, versions, counters,
+    random numbers.
 
     Returns the SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
     what was not, and why. Raises UsageError if there is no sound checkpoint, its state is not that
@@ -135,7 +148,8 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
         checkpoint, warnings = find_checkpoint(run, best)
     except UsageError as error:
         raise UsageError(f"--from: {error}") from error
-    name = TrainConfig.from_data(checkpoint.config).algorithm_name
+    old = TrainConfig.from_data(checkpoint.config)
+    name = old.algorithm_name
     source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.iterations} iterations"
     digest = arrays_digest(checkpoint.learner)
     if config.experiment.from_digest not in (None, digest):
@@ -144,7 +158,9 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
             f"not {config.experiment.from_digest}. Name the checkpoint that the run began with, or "
             "begin a new run without --from-digest"
         )
-    parts, left = take(learner, checkpoint.learner)
+    then, now = output_of(old, checkpoint.spec), output_of(config, spec)
+    another = "" if then == now else f"gives {then} there and {now} here"
+    parts, left = take(learner, checkpoint.learner, another)
     if not parts:
         raise UsageError(
             f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
@@ -184,8 +200,31 @@ def _take_replay(
     return REPLAY
 
 
-def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
-    """Give a new learner what fits of a state that another one's `state_dict` returned.
+def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    """What the last layer of a run's policy gives, in words."""
+    match config.algorithm:
+        case DQNSettings(distribution="c51") as own:
+            words = f"atoms of returns from {own.lowest_return} to {own.highest_return}"
+        case DQNSettings(distribution="quantiles"):
+            words = "quantiles of returns"
+        case SuccessorSettings():
+            words = "returns of the parts of rewards"
+        case EpsilonGreedy():
+            words = "action values"
+        case ActionNoise() | BCSettings(policy="deterministic") if spec.continuous:
+            words = "actions"
+        case SACSettings() | BCSettings(policy="squashed") if spec.continuous:
+            words = "means and deviations"
+        case _ if spec.continuous:
+            words = "means"
+        case _:
+            words = "logits" if len(spec.choices) == 1 else f"logits of {spec.choices} choices"
+    return f"duelling {words}" if getattr(config.algorithm, "dueling", False) else words
+
+
+def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[str]]:
+    """Give a new learner what fits of a state that another one's `state_dict` returned; `another`
+    says, if so, that the last layer of its policy gives something else.
 
     A layer is taken where the names and shapes of all its arrays fit, and so are moments. Layers
     are counted from the first with arrays: the one that selects --policy-observations has none.
@@ -204,7 +243,10 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
         if source not in copies and arrays_digest(own[copy]) == arrays_digest(own[source]):
             copies[copy] = source
     parts = (*(name for name in modules if name not in copies), *_MOMENTS)
-    taken, left = _fitting(new, _named_as_in(new, state), parts)
+    placed = filter(None, map(_OF_POLICY.fullmatch, new))
+    _, last = max(((int(each[2]), each[1]) for each in placed), default=(0, ""))
+    unlike = {last: another} if another else {}
+    taken, left = _fitting(new, _named_as_in(new, state), parts, unlike)
     # Biases and the moments of returns may fit anything.
     if not any(array.ndim > 1 for array in taken.values()):
         return [], left
@@ -232,13 +274,18 @@ def _named_as_in(new: State, old: State) -> State:
     return {_PLACED.sub(renamed, name): array for name, array in old.items()}
 
 
-def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, list[str]]:
-    """The old arrays of these parts that fit, layer by layer, and reasons why others do not, a
-    single one for a part that is not there at all."""
+def _fitting(
+    new: State, old: State, parts: tuple[str, ...], others: dict[str, str]
+) -> tuple[State, list[str]]:
+    """The old arrays of these parts that fit, layer by layer, but none of the layers `others`; and
+    reasons why others do not, a single one for a part that is not there at all."""
     taken, left, there = {}, {}, {name.partition(".")[0] for name in old}
     for layer, group in itertools.groupby(new, lambda name: name.rpartition(".")[0]):
         part, names = layer.partition(".")[0], list(group)
         if part not in parts:
+            continue
+        if layer in others:
+            left[f"{layer} {others[layer]}"] = True
             continue
         unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
         if not unlike:

@@ -50,7 +50,11 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
 def converted(name: str, hint: Any, value: Any) -> Any:
     """The value of a field, converted to its type `hint`: a list becomes a tuple, a text a path or
     a number, NumPy's numbers Python's. Raises UsageError, which names the field."""
-    plain = list(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
+    plain = value
+    if isinstance(value, list | tuple):
+        plain = list(map(_plain, value))
+    elif hasattr(value, "tolist"):  # one number, but where a list belongs
+        plain = value.tolist() if get_origin(bare(hint)) is tuple else _plain(value)
     try:
         return msgspec.convert(plain, hint, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -58,12 +62,21 @@ def converted(name: str, hint: Any, value: Any) -> Any:
         ranges = [mark for mark in _marks_of(hint) if isinstance(mark, msgspec.Meta)]
         outside = ranges and re.search("=|matching", str(error))
         shown = " ".join(map(str, plain)) if isinstance(plain, list) else plain
+        if isinstance(shown, str) and shown != shown.strip():
+            shown = repr(shown)
+        elif not isinstance(shown, str | int | float | None):
+            shown = f"{plain!r:.150} of type {type(plain).__name__}"
         refuse(name, ranges[0].description if outside else _in_words(hint), shown)
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
-    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+    """NumPy's numbers, and arrays of one, as Python's; other arrays as lists."""
+    if not hasattr(value, "tolist"):
+        return value
+    found = value.tolist()
+    while isinstance(found, list) and len(found) == 1:
+        (found,) = found
+    return found
 
 
 def _path(kind: type, value: Any) -> Path:

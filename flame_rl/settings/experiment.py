@@ -205,11 +205,20 @@ def keyword_texts(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     try:
-        return tuple(f"{name}={json.dumps(given[name])}" for name in sorted(given))
+        return tuple(
+            f"{name}={json.dumps(given[name], default=_as_list)}" for name in sorted(given)
+        )
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"--env-kwargs: values of JSON (numbers, texts, lists): {error}"
         ) from error
+
+
+def _as_list(value: Any) -> Any:
+    """NumPy's numbers and arrays for JSON."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"{value!r:.80} is none")
+    return value.tolist()
 
 
 def _read(text: str) -> Any:

@@ -48,6 +48,8 @@ class _OneBlasThread(ContextDecorator):
 
 
 ONE_BLAS_THREAD = _OneBlasThread()
+# The threads that are in the block, one of which may hold the lock, do not survive a fork.
+os.register_at_fork(after_in_child=ONE_BLAS_THREAD.__init__)
 
 # Parameters of glibc's mallopt, and their values: arrays below 32 MiB come from the heap, and
 # it keeps 256 MiB of free memory.

@@ -351,6 +351,14 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
         flamepy.core.client.ConnectionInstance.instance()._channel.close()
 
 
+def test_the_connection_of_the_process_before_a_fork_is_refused(memory_here: MemoryFlame) -> None:
+    connect(threading.Event())
+    connect(threading.Event())
+    flamepy.core.client.ConnectionInstance.instance().process += 1
+    with pytest.raises(UsageError, match="was forked from one that had reached the cluster"):
+        connect(threading.Event())
+
+
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
     connect(threading.Event())
     nodes = flamepy.core.client.list_nodes()

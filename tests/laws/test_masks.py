@@ -8,6 +8,7 @@ import pytest
 
 from flame_rl import Policy, Trainer
 from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.system.errors import UsageError
 from tests.helpers import described, run_here
 from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config
 from tests.masked import STEPS
@@ -49,6 +50,22 @@ def test_the_best_of_what_is_allowed_is_learned(algorithm, rate):
         first, *_ = trainer
         mean = trainer.evaluate(100).reward_mean / STEPS
     assert first.reward_mean / STEPS < 0.6 and mean > 0.99
+
+
+@pytest.mark.parametrize("last", [None, (0, 0, 0), (0, 1, 0)])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "dqn", "sarsa", "successor", "r2d2"])
+def test_a_mask_missing_where_a_time_limit_cuts(algorithm, last):
+    """Action values go on there, of what is allowed; after an end they do not."""
+    for terminates in (True, False):
+        options = {"env_kwargs": {"last": last, "terminates": terminates}, "warm_up_steps": 1}
+        memory = {"memory": "gru"} if algorithm == "r2d2" else {}
+        with Trainer(config_of(algorithm, "Cut", **options, **memory)) as trainer:
+            unknown = not any(last or ()) and not terminates
+            if unknown and algorithm not in ("ppo", "impala"):
+                with pytest.raises(UsageError, match=r"^action_mask: episode 0 was cut by a time"):
+                    trainer.train()
+            else:
+                assert all(map(np.isfinite, trainer.train().losses.values()))
 
 
 def test_ignored_masks_are_said(tmp_path):

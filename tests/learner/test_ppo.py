@@ -75,12 +75,12 @@ def test_the_divergence_counts_a_step_as_much_as_the_older_policy_has_played_it(
         0, np.zeros((5, 3), np.float32), np.zeros((4, 2)), np.zeros(4), True, False
     )
     batch = make_batch(together([episode]))
-    weights, log_probs = np.array([1.0, 0.5, 0.0, 0.1]), np.zeros(4)
+    ratios, log_probs = np.array([3.0, 0.5, 0.0, 0.1]), np.zeros(4)
     inputs = batch.observations
-    batch = replace(batch, policy_inputs=inputs, log_probs=log_probs, weights=weights)
+    batch = replace(batch, policy_inputs=inputs, log_probs=log_probs, ratios=ratios)
     epoch = shuffle(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
     (minibatch,) = epoch.minibatches()
     ratio = np.array([0.5, 1.5, 9.0, 1.1])
     numbers, _ = loss(minibatch, np.log(ratio), np.zeros(4))
-    expected = np.average(ratio - 1 - np.log(ratio), weights=weights)
+    expected = np.average(ratio - 1 - np.log(ratio), weights=ratios)
     assert numbers["kl"].mean() == pytest.approx(expected, rel=1e-6)

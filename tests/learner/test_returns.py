@@ -42,11 +42,11 @@ def test_weighted_advantages_have_a_weighted_baseline():
     weights[:100] = 0
     expected = weights * (advantages - np.average(advantages, weights=weights))
     lengths = np.array([1000])
-    batch = Batch({}, np.arange(1000), lengths, np.array([True]), weights=weights)
+    batch = Batch({}, np.arange(1000), lengths, np.array([True]), ratios=weights)
     found = standardize(weights * advantages, batch.importance_weights)
     np.testing.assert_allclose(found, expected / expected.std(), atol=1e-6)
     assert not found[:100].any()
-    none = replace(batch, weights=np.zeros(1000))
+    none = replace(batch, ratios=np.zeros(1000))
     np.testing.assert_array_equal(standardize(np.zeros(1000), none.importance_weights), 0)
 
 

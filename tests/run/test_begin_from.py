@@ -131,6 +131,40 @@ def test_networks_that_lose_their_normalisation_are_warned_of(old):
     assert any("normalises observations, and this run does not" in w for w in trainer.warnings)
 
 
+C51 = {"algorithm": "dqn", "distribution": "c51", "atoms": 3}
+
+
+@pytest.mark.parametrize(
+    ("env", "there", "here", "says"),
+    [
+        ("CartPole-v1", "ppo", {"algorithm": "dqn"}, "gives logits there and action values"),
+        ("CartPole-v1", "dqn", {"algorithm": "impala"}, "gives action values there and logits he"),
+        ("CartPole-v1", C51, C51 | {"distribution": "quantiles"}, "gives atoms of returns from -1"),
+        (
+            "CartPole-v1",
+            C51,
+            C51 | {"highest_return": 500.0},
+            "gives atoms of returns from -100.0 ",
+        ),
+        ("CartPole-v1", "dqn", {"algorithm": "sarsa"}, ""),
+        ("CartPole-v1", C51, C51 | {"n_step": 3}, ""),
+        ("Pendulum-v1", "ppo", {"algorithm": "td3"}, "gives means there and actions here"),
+        ("Pendulum-v1", "td3", {"algorithm": "ddpg"}, ""),
+    ],
+)
+def test_a_last_layer_that_means_another_thing_begins_anew(env, there, here, says, tmp_path):
+    there = {"algorithm": there} if isinstance(there, str) else there
+    with Trainer(TrainConfig(env=env, **LIKE, **there, seed=1)) as trainer:
+        trainer.save(tmp_path / "old.ckpt")
+        before = trainer.learner.state_dict()
+    state, trainer = state_of(env=env, **LIKE, **here, from_=tmp_path / "old.ckpt")
+    for layer in (0, 2, 4):
+        name = f"policy.network.{layer}.weight"
+        assert np.array_equal(state[name], before[name]) == (layer < 4 or not says)
+    last = [warning for warning in trainer.warnings if "policy.network.4" in warning]
+    assert len(last) == bool(says) and all(says in warning for warning in last)
+
+
 def test_target_networks_begin_as_copies(old):
     state, _ = state_of(env="CartPole-v1", algorithm="dqn", from_=old / "dqn", **LIKE)
     taken = weights(old / "dqn")

@@ -99,7 +99,7 @@ def test_steps_count_by_the_ratio_of_the_two_policies(algorithm, monkeypatch):
             np.testing.assert_allclose(used[0], weights, rtol=1e-3)
             # The divergence is about the actions of the policy before the update.
             terms = after / now - 1 - np.log(after / now)
-            expected = np.average(terms, weights=weights)
+            expected = np.average(terms, weights=now / acted)
             assert result.losses["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert used[0].min() < 0.98
 

@@ -27,7 +27,7 @@ from flame_rl.settings.experiment import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
 from tests.environments import Base
-from tests.helpers import clean_environment, environment_id, run_here
+from tests.helpers import clean_environment, environment_id, run_here, run_script
 
 Result = TypeVar("Result")
 SMALL = {"episodes_per_iter": 6, "hidden_sizes": (8,), "local": True, "workers": 0}
@@ -575,3 +575,46 @@ def used(tmp_path_factory) -> list[object]:
 def test_what_is_set_around_it_changes_nothing(around, used, tmp_path):
     with AROUND[around]():
         assert use(tmp_path / "some.ckpt") == used
+
+
+FORKS = """
+import os, signal
+from flame_rl import TrainConfig, Trainer
+
+def forked(function, *arguments):
+    reading, writing = os.pipe()
+    if not os.fork():
+        signal.alarm(60)
+        os.write(writing, repr(function(*arguments)).encode())
+        os._exit(0)
+    os.close(writing)
+    return os.fdopen(reading).read()
+
+def config_of(**options):
+    return TrainConfig("CartPole-v1", steps_per_iter=600, iterations=2, local=True, **options)
+
+def digests(options):
+    with Trainer(config_of(workers=0, **options)) as trainer:
+        return [trainer.train().weights_digest for _ in range(2)]
+
+def use(trainer):
+    with trainer:
+        try:
+            trainer.train()
+        except Exception as error:
+            return error
+
+wide = {"algorithm": "ppo", "hidden_sizes": (600, 600), "epochs": 1}
+for options in ({"algorithm": "ppo"}, wide, {"algorithm": "ppo", "memory": "gru", "epochs": 1}):
+    assert repr(digests(options)) == forked(digests, options)
+with Trainer(config_of(workers=1)) as trainer:
+    trainer.train()
+    assert "UsageError('this Trainer was made before a fork" in forked(use, trainer)
+    assert trainer.train().iteration == 1
+"""
+
+
+def test_a_fork_of_a_process_that_has_trained_trains_as_well(tmp_path):
+    """Threads do not survive a fork, and a Trainer's workers are the process's that made it."""
+    done = run_script(FORKS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -297,6 +297,33 @@ def test_what_a_setting_cannot_be_is_refused(settings, words):
             TrainConfig().changed(**settings)
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"hidden_sizes": np.array([8, 4])}, (8, 4)),
+        ({"hidden_sizes": np.array([8])}, (8,)),
+        ({"gamma": np.array([0.5])}, 0.5),
+        ({"gamma": np.array(0.5)}, 0.5),
+        ({"activation": np.array(["relu"])}, "relu"),
+        ({"normalize_observations": np.array(False)}, False),
+        ({"env_kwargs": {"g": np.float32(0.5), "n": np.int64(2)}}, ("g=0.5", "n=2")),
+        ({"env_kwargs": {"sizes": np.arange(2)}}, ("sizes=[0, 1]",)),
+        ({"gamma": np.array([0.5, 0.6])}, "--gamma: a number, not 0.5 0.6"),
+        ({"activation": b"relu"}, "--activation: tanh, relu, silu, not b'relu' of type bytes"),
+        ({"local": "True "}, "--local: True or False, not 'True '"),
+    ],
+)
+def test_numpys_arrays_and_what_only_looks_like_a_value(given, taken):
+    ((name, _),) = given.items()
+    try:
+        config = TrainConfig("CartPole-v1", "ppo", **given)
+    except UsageError as error:
+        assert str(error) == taken
+    else:
+        found = vars(config.experiment) | vars(config.algorithm)
+        assert found[name] == taken and TrainConfig.from_json(config.to_json()) == config
+
+
 def test_numpys_numbers_become_pythons():
     """As a search over settings draws them."""
     drawn = {"iterations": np.int64(2), "gamma": np.float32(0.5), "learning_rate": np.float64(1)}

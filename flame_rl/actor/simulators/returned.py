@@ -158,13 +158,14 @@ class Masks:
         return observation[OBSERVATION], observation
 
     def take(self, slot: int, holder: object, source: str, ended: bool = False) -> None:
-        """Read the mask in what `of` returned; at an episode's end there may be none."""
+        """Read the mask in what `of` returned; at an episode's end there may be none,
+        which allows nothing."""
         mask = holder.get(ACTION_MASK) if isinstance(holder, Mapping) else None
         allowed = self._allowed[slot]
         if type(mask) is np.ndarray and mask.dtype == np.int8 and mask.shape == self._usual:
             allowed[:] = mask
         elif mask is None and ended:
-            allowed[:] = 1
+            allowed[:] = 0
         elif mask is None:
             raise invalid(
                 f"{ACTION_MASK}: {source} returned none in its {self.found_in}, where the first "
@@ -186,7 +187,8 @@ class Masks:
 
     def write(self, simulator: Simulator, slots: np.ndarray, source: str) -> None:
         """Check that each factor has a choice in these slots, int [n], and write their masks; one
-        without at an episode's end allows all, because nothing is chosen there."""
+        without where an episode terminates allows all, because nothing follows; where it is
+        truncated, nothing, by which a learner knows it."""
         rows = as_rows(slots)
         allowed = self._allowed[rows]
         wrong = ~masks.allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
@@ -194,7 +196,7 @@ class Masks:
             mask = self._allowed[slot]
             ended = simulator.terminated[slot] or simulator.truncated[slot]
             if mask.max() <= 1 and ended and source == "step":
-                mask[:] = 1
+                mask[:] = simulator.terminated[slot]
                 continue
             reason = "not 0 and 1" if mask.max() > 1 else "which allows nothing: allow one choice"
             text = f"{ACTION_MASK}: {source} returned {mask.tolist()!s:.80}, {reason}"

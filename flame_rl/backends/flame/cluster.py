@@ -28,6 +28,12 @@ CLAIMED = 0.5
 def connect(stop: threading.Event) -> FlameContext:
     """Read the configuration and reach the cluster. Raises UsageError if that fails, Interrupted if
     `stop` was set."""
+    if compat.forked():
+        raise UsageError(
+            "this process was forked from one that had reached the cluster, and that connection "
+            'ends in a fork; start it anew, as multiprocessing.get_context("spawn") does, or '
+            "collect on this machine with --local"
+        )
     try:
         context = FlameContext()
     except Exception as error:

@@ -8,6 +8,7 @@ beside threads. The executors' side, which cannot import this, is actor/remote.p
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -51,6 +52,13 @@ def limit_calls() -> None:
     connection = client.ConnectionInstance.instance()
     channel = grpc.intercept_channel(connection._channel, _Deadline())
     connection._frontend = type(connection._frontend)(channel)
+    connection.process = os.getpid()
+
+
+def forked() -> bool:
+    """Whether the connection is that of the process from which this one was forked."""
+    connection = client.ConnectionInstance._connection
+    return getattr(connection, "process", os.getpid()) != os.getpid()
 
 
 def watch_at_once(tasks: int) -> None:

@@ -72,8 +72,8 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus.
 
     Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
-    importance "weights"; the network's outputs are log-probabilities and entropies, [B] each. This
-    function is the loss wherever torch has the network; compiled networks have the same as
+    "ratios", see `kl_terms`; the network's outputs are log-probabilities and entropies, [B] each.
+    This function is the loss wherever torch has the network; compiled networks have the same as
     `CLIPPED` in learner/compiled/core.c."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
@@ -87,7 +87,7 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         numbers = {
             "loss": -np.minimum(plain, clipped) - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_ratio, samples.get("weights", 1.0)),
+            "kl": kl_terms(log_ratio, samples.get("ratios", 1.0)),
         }
         # d ratio / d log_prob is the ratio; where the clipped term is smaller, it is constant.
         return numbers, (np.where(plain <= clipped, -plain, 0.0), -c)

@@ -30,8 +30,8 @@ enum { RAW, VALUE, GAUSSIAN, CATEGORICAL };
 enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
 /* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
  * the next inputs where there are any. */
-enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, TARGETS, NEXT, REWARDS, DISCOUNTS,
-       COLUMNS };
+enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, REWARDS,
+       DISCOUNTS, COLUMNS };
 /* The numbers of a loss. */
 enum { LOSS, ENTROPY, KL, NUMBERS };
 
@@ -530,7 +530,7 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
         return;
     }
     const float *advantages = samples->data[ADVANTAGES], *old = samples->data[LOG_PROBS];
-    const float *weights = samples->data[WEIGHTS];
+    const float *ratios = samples->data[RATIOS];
     float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
     for (int64_t i = 0; i < rows; i++) {
         float advantage = advantages[i], log_ratio = first[i] - old[i];
@@ -545,7 +545,7 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
         of_second[i] = -bonus;
         numbers[LOSS] -= objective + bonus * second[i];
         numbers[ENTROPY] += second[i];
-        numbers[KL] += (weights ? weights[i] : 1) * divergence(log_ratio);
+        numbers[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
     }
 }
 

@@ -23,8 +23,8 @@ TARGETS: dict[str, dict[str, frozenset[str]]] = {
 }
 # The columns of samples, in the order of core.c.
 COLUMNS = (
-    *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "targets"),
-    *("next_inputs", "rewards", "discounts"),
+    *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "ratios"),
+    *("targets", "next_inputs", "rewards", "discounts"),
 )
 # The numbers of a loss, in the order of core.c.
 NUMBERS = "loss", "entropy", "kl"

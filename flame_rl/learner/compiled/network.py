@@ -40,7 +40,7 @@ _HEAD_COLUMNS = {
     "gaussian": ("actions",),
     "categorical": ("actions", "action_masks"),
 }
-_LOSS_COLUMNS = "advantages", "log_probs", "weights", "targets"
+_LOSS_COLUMNS = "advantages", "log_probs", "ratios", "targets"
 _TRANSITION_COLUMNS = {
     "inputs": "observations",
     "next_inputs": "next_observations",

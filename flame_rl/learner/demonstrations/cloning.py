@@ -51,7 +51,7 @@ class Imitation(Algorithm):
         # Where observations are normalised, by the statistics of the demonstrations.
         if normalizers := normalizers_of(self.actor.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
-            moments.update(batch.observations)
+            moments.update(batch.observations, outliers=False)
             for numbers, normalizer in normalizers:
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
         batch = self.actor.prepare(batch)

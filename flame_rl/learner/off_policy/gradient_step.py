@@ -11,6 +11,8 @@ from torch import nn
 from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, Episodes
 
 
@@ -43,7 +45,7 @@ class GradientStep(Protocol):
         return {}
 
     def record(self, episodes: Episodes) -> Episodes:
-        """The episodes with `columns` added, before they are stored."""
+        """The episodes with `columns` added, before they are stored; see `recorded`."""
         return episodes
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
@@ -73,3 +75,20 @@ class GradientStep(Protocol):
         for place in range(len(samples["rewards"])):
             minibatch = {name: column[place] for name, column in samples.items()}
             yield self.step(minibatch, generator, decay)
+
+
+def recorded(inner: GradientStep, episodes: Episodes) -> Episodes:
+    """The episodes as they are stored. Raises UsageError where action values are to follow a
+    truncated episode, and its last observation has no mask that allows something."""
+    masks = episodes.columns.get(ACTION_MASKS)
+    if masks is not None and inner.actions == "discrete":
+        last = masks[(episodes.lengths + 1).cumsum() - 1]
+        unknown = ~(last.any(axis=1) | episodes.terminated)
+        if unknown.any():
+            raise UsageError(
+                f"action_mask: episode {episodes.index[unknown][0]} was cut by a time limit, and "
+                "its last observation has no mask, or one that allows nothing; action values go on "
+                "there, of the actions that are allowed. Return a mask with the last step, too, "
+                "end the episode as terminated, or choose ppo or impala, which need none there"
+            )
+    return inner.record(episodes)

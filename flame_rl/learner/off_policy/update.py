@@ -17,7 +17,7 @@ from torch import nn
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.learner import Algorithm
-from flame_rl.learner.off_policy.gradient_step import GradientStep
+from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import make_hindsight
 from flame_rl.learner.off_policy.replay.minibatches import Minibatches, NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longer_episodes
@@ -102,7 +102,7 @@ class OffPolicy(Algorithm):
         replay, settings = self.replay, self.config.algorithm
         if self.minibatches.hindsight is not None:
             self.minibatches.hindsight.functions.check(episodes)
-        replay.add(self.inner.record(episodes))
+        replay.add(recorded(self.inner, episodes))
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)

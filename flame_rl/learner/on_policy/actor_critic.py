@@ -6,10 +6,10 @@ N is the number of steps in a batch, E the number of episodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 from torch import nn
@@ -34,7 +34,7 @@ from flame_rl.learner.training.epoch import (
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import outputs, run_parallel
+from flame_rl.learner.training.slices import kept_threads, outputs, run_parallel
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import Centering, ObservationNormalizer
 from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
@@ -207,7 +207,8 @@ class TwoNetworks(ActorCritic):
         # What is computed by Python trains here, because two threads would wait for its lock.
         if runs_alone(self.value.network, every[0], value_loss) and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
-            self._running = _thread().submit(copy_context().run, self._fit, every, step)
+            threads = kept_threads("values", 1)
+            self._running = threads.submit(copy_context().run, self._fit, every, step)
         else:
             self._loss = self._fit(every, step)
 
@@ -273,11 +274,6 @@ class OneNetwork(ActorCritic):
         return descend_by(gradient_of, self.adam, epoch, config)
 
 
-@cache
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="values")
-
-
 class Statistics:
     """Running means and variances of observations and returns; sets them in the networks."""
 
@@ -303,7 +299,7 @@ class Statistics:
         """Add those of a batch, [N + E, D], and set the normalisers."""
         if self._observations is None:
             return
-        self._observations.update(observations)
+        self._observations.update(observations, outliers=False)
         for numbers, normalizer in self._normalizers:
             normalizer.set(self._observations.mean[numbers], self._observations.std[numbers])
 

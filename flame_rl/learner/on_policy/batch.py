@@ -43,8 +43,8 @@ class Batch:
         frames: k, the number of observations that are stacked into one input.
         log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
             None until they are computed.
-        weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
-            collected; None where the policy before the update did. See `generalized_advantages`.
+        ratios: float64 [N], pi(a | s) / mu(a | s) of the steps' actions, pi the policy before the
+            update and mu the older one that collected; None where pi itself did.
         policy_inputs, value_inputs: the inputs of each network, [N + E, ...], or None until
             `Network.prepare` makes them.
     """
@@ -56,15 +56,25 @@ class Batch:
     time: np.ndarray | None = None
     frames: int = 1
     log_probs: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    ratios: np.ndarray | None = None
     policy_inputs: np.ndarray | SideBySide | Stacks | None = None
     value_inputs: np.ndarray | SideBySide | Stacks | None = None
 
     @property
+    def weights(self) -> np.ndarray | None:
+        """How much each step counts, 0 to 1, float64 [N]; see `generalized_advantages`."""
+        return None if self.ratios is None else np.minimum(self.ratios, 1)
+
+    @property
     def importance_weights(self) -> np.ndarray | float:
         """Weights over their mean, float64 [N]; 1 where all count alike."""
-        # All weights are 0 if no recorded action is still possible.
-        return 1.0 if self.weights is None else self.weights / max(self.weights.mean(), _TINY)
+        return _over_mean(self.weights)
+
+    @property
+    def mean_ratios(self) -> np.ndarray | float:
+        """Ratios over their mean, which turn a mean over steps into one under the policy before the
+        update (Sutton and Barto 2018, eq. 5.6), float64 [N]; 1 where that policy collected."""
+        return _over_mean(self.ratios)
 
     @property
     def steps(self) -> int:
@@ -97,13 +107,15 @@ class Batch:
     @property
     def for_policy(self) -> Samples:
         """What a policy's outputs and loss need besides inputs and advantages, [N, ...] by name:
-        actions, and where there are any, masks, times, log-probabilities and importance weights."""
-        masks, weights = self.columns.get(ACTION_MASKS), self.weights
+        actions, and where there are any, masks, times, log-probabilities, importance weights and
+        `mean_ratios`."""
+        masks, older = self.columns.get(ACTION_MASKS), self.ratios is not None
         optional = {
             ACTION_MASKS: None if masks is None else masks.take(self.rows, axis=0),
             "time": self.time,
             "log_probs": self.log_probs,
-            "weights": None if weights is None else self.importance_weights.astype(np.float32),
+            "weights": self.importance_weights.astype(np.float32) if older else None,
+            "ratios": self.mean_ratios.astype(np.float32) if older else None,
         }
         present = {name: column for name, column in optional.items() if column is not None}
         return {"actions": self.actions} | present
@@ -149,6 +161,11 @@ class Batch:
         """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]."""
         errors = td_errors(self.rewards, values, self.lengths, self.terminated, discount)
         return generalized_advantages(errors, self.lengths, discount * gae_lambda, self.weights)
+
+
+def _over_mean(weights: np.ndarray | None) -> np.ndarray | float:
+    # All weights are 0 if no recorded action is still possible.
+    return 1.0 if weights is None else weights / max(weights.mean(), _TINY)
 
 
 def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:

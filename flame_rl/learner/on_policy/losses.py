@@ -32,7 +32,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     and Barto 2018, eq. 13.11) with an entropy bonus.
 
     Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
-    importance "weights". The network's outputs are log-probabilities and entropies.
+    "ratios", see `kl_terms`. The network's outputs are log-probabilities and entropies.
     """
     c = entropy_coefficient
 
@@ -41,7 +41,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
         numbers = {
             "loss": -log_probs * advantages - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("weights", 1.0)),
+            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("ratios", 1.0)),
         }
         return numbers, (-advantages, -c)
 
@@ -58,12 +58,12 @@ def _value_loss(samples: Samples, values: np.ndarray) -> LossResult:
 value_loss = NativeLoss(_value_loss, "squared_error", ("loss",))
 
 
-def kl_terms(log_ratio: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+def kl_terms(log_ratio: np.ndarray, ratios: np.ndarray | float = 1.0) -> np.ndarray:
     """r - 1 - log r for each step, with r the action's probability under the new policy over that
     under the old. The mean is an unbiased estimate of KL(old || new), and never negative (Schulman
     2020, "Approximating KL Divergence", k3). Where another policy than the old one acted, they are
-    weighted by `Batch.importance_weights`."""
-    return weights * (np.expm1(log_ratio) - log_ratio)
+    weighted by `Batch.mean_ratios`."""
+    return ratios * (np.expm1(log_ratio) - log_ratio)
 
 
 def policy_metrics(steps: Sequence[dict[str, float]], config: StepConfig) -> dict[str, float]:

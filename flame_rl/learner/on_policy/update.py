@@ -41,6 +41,8 @@ _LIMIT = ("policy_steps", "kl", "update_scale")
 
 # An update whose divergence is too large after this number of halvings is undone.
 _HALVINGS = 40
+# A logarithm, so that sums of ratios are finite.
+_LARGEST_RATIO = 600
 
 
 # An algorithm: one update of the networks, see `ActorCritic` for the order of its methods, from a
@@ -98,8 +100,8 @@ class OnPolicyAlgorithm(Algorithm):
         before = copy_state(networks.policy.module)
         if self.collector is not None:
             log_ratio = batch.log_probs - log_probs_of(self.collector.network, samples)
-            weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
-            batch = replace(batch, weights=weights)
+            ratios = np.exp(np.minimum(log_ratio, _LARGEST_RATIO), dtype=np.float64)
+            batch = replace(batch, ratios=ratios)
             load_part(self.collector.module, before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
@@ -167,7 +169,7 @@ def shrink_until_close(
             between = {name: interpolate(before[name], after[name], scale) for name in after}
             load_part(policy.module, between)
         log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
-        kl = float(kl_terms(log_ratio, batch.importance_weights).mean())
+        kl = float(kl_terms(log_ratio, batch.mean_ratios).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update

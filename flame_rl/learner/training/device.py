@@ -31,6 +31,8 @@ _CUBLAS_WORKSPACE = ":16:8"
 NETWORK_DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
 # The threads of a process share torch's generator and most of its settings.
 _ONE_AT_A_TIME = threading.RLock()
+# One of those in an update may have it, and none of them survives a fork.
+os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:

@@ -13,6 +13,10 @@ _LEAST_STD = 1e-6
 _BLOCK_ROWS = 8192
 # So that the float64 rows of pictures take 64 MB at most.
 _BLOCK_NUMBERS = 1 << 23
+# Outliers are at most this share of a block's rows, at either end, and farther from the others than
+# this number of times the distance between the least and the greatest of these.
+_OUTLIERS = 0.005
+_FAR = 100
 
 
 class RunningMoments:
@@ -36,13 +40,15 @@ class RunningMoments:
         std = np.maximum(std, _LEAST_STD * np.abs(self.mean))
         return np.where(std == 0, 1.0, std)
 
-    def update(self, rows: np.ndarray | SideBySide) -> None:
-        """Add rows, [N, D] of any type."""
+    def update(self, rows: np.ndarray | SideBySide, outliers: bool = True) -> None:
+        """Add rows, [N, D] of any type; without `outliers` those of `clip_outliers` clipped."""
         block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
         for start in range(0, len(rows), block):
             own = np.asarray(rows[start : start + block], np.float64)
             # Infinite rows become NaN here, and the learner refuses the update.
             with np.errstate(over="ignore", invalid="ignore"):
+                if not outliers and getattr(rows, "dtype", None) != np.uint8:
+                    own = clip_outliers(own)
                 mean = own.mean(axis=0)
                 squares = np.square(own - mean).sum(axis=0)
                 total = self.count + len(own)
@@ -63,3 +69,22 @@ class RunningMoments:
                 raise ValueError(f"{name}: {state[name].shape}, not {self.mean.shape}")
         self.count = count_in(state, "count")
         self.mean, self._squares = state["mean"].copy(), state["squares"].copy()
+
+
+def clip_outliers(rows: np.ndarray) -> np.ndarray:
+    """Rows, float64 [N, D], in which a few wild numbers, as a broken sensor gives them, are the
+    nearest of the others of their column: a single one would widen its spread for good, and so hide
+    all others. Numbers of which all but a few are equal stay, because these few may be events."""
+    far = np.abs(rows - rows.mean(axis=0)).max(axis=0)
+    # Those that widen the spread manyfold are beyond it manyfold, because they are few.
+    columns = np.flatnonzero(far > 5 * rows.std(axis=0))
+    few = max(1, int(_OUTLIERS * len(rows)))
+    if not len(columns) or len(rows) <= 2 * few:
+        return rows
+    some = rows[:, columns]
+    least, greatest = np.partition(some, (few, -1 - few), axis=0)[[few, -1 - few]]
+    clipped = some.clip(least, greatest)
+    wild = (np.abs(some - clipped) > _FAR * (greatest - least)) & (greatest > least)
+    rows = rows.copy()
+    rows[:, columns] = np.where(wild, clipped, some)
+    return rows

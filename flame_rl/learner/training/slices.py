@@ -8,6 +8,7 @@ of the pool here, several slices at a time, and their results are added in order
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -95,7 +96,7 @@ def run_parallel(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     if len(functions) == 1 or available_cores() == 1:
         return [function() for function in functions]
     first, *others = functions
-    threads = _threads(available_cores())
+    threads = kept_threads("slices", available_cores())
     # The context has NumPy's settings for overflow.
     running = [threads.submit(copy_context().run, function) for function in others]
     try:
@@ -112,6 +113,10 @@ def _slices(samples: Samples, most_rows: int) -> list[Samples]:
 
 
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
+def kept_threads(name: str, count: int) -> ThreadPoolExecutor:
     """A pool of `count` threads, kept by the process because an update needs it a hundred times."""
-    return ThreadPoolExecutor(count, thread_name_prefix="slices")
+    return ThreadPoolExecutor(count, thread_name_prefix=name)
+
+
+# Threads do not survive a fork.
+os.register_at_fork(after_in_child=kept_threads.cache_clear)

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-from flame_rl.learner.off_policy.gradient_step import GradientStep
+from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import Relabelling
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 from flame_rl.learner.off_policy.replay.samplers import uniform
@@ -109,11 +109,11 @@ class Minibatches:
         like = self.replay.store
         if self.hindsight is not None:
             self.hindsight.functions.check(self.demonstrations.episodes)
-        episodes = self.inner.record(self.demonstrations.episodes)
-        store = ReplayStore(like.columns, episodes.steps + len(episodes), like.frames)
         try:
+            episodes = recorded(self.inner, self.demonstrations.episodes)
+            store = ReplayStore(like.columns, episodes.steps + len(episodes), like.frames)
             store.add(episodes)
-        except ValueError as error:
+        except (UsageError, ValueError) as error:
             raise UsageError(f"--demonstrations: {error}") from error
         return store
 
@@ -143,7 +143,7 @@ class NormalizedObservations:
 
     def follow(self, observations: np.ndarray | SideBySide) -> None:
         """Add the observations of an iteration, [N, D], to the statistics."""
-        self._moments.update(observations)
+        self._moments.update(observations, outliers=False)
         for numbers, normalizer in self._normalizers:
             normalizer.set(self._moments.mean[numbers], self._moments.std[numbers])
 
