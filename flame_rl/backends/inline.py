@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.making import start_clock
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
@@ -53,3 +54,4 @@ class InlineBackend:
         if self._simulator is not None:
             simulator, self._simulator = self._simulator, None
             close_within(CLOSE_SECONDS, simulator.close)
+        start_clock()

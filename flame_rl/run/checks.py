@@ -35,7 +35,7 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
     if needed > (there := physical_bytes()):
         raise UsageError(
             f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
-            f"has {there / 1e9:.1f} GB; choose less"
+            f"or container has {there / 1e9:.1f} GB; choose less"
         )
 
 

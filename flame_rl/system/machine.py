@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -69,14 +72,41 @@ def keep_freed_memory() -> None:
 
 def available_cores() -> int:
     """The number of cores that this process may use: in a container, fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return math.ceil(min(cores, group_limits()[0]))
 
 
 def physical_bytes() -> int:
-    """The size of physical memory, free or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The size of physical memory, free or not; in a container, of what it may use of that."""
+    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group_limits()[1]))
+
+
+@cache
+def group_limits(root: Path = Path("/")) -> tuple[float, float]:
+    """The cores and the bytes that this process may use by its control groups, of version 1 or 2;
+    infinite where they set no limit. `root` is the folder of the whole system."""
+    cores = memory = math.inf
+
+    def numbers(folder: Path, *names: str) -> list[float]:
+        files = [folder / name for name in names if (folder / name).is_file()]
+        words = [word for file in files for word in file.read_text().split()]
+        return [math.inf if word in ("max", "-1") else float(word) for word in words]
+
+    with suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in controllers.split(","):  # version 2 has one folder for all
+                # A container may see its own group at the top, whatever its path says.
+                folder = root / "sys/fs/cgroup" / controller
+                for name in path.split("/"):
+                    folder /= name
+                    files = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+                    if quota := numbers(folder, *files):
+                        cores = min(cores, quota[0] / quota[1])
+                    files = "memory.max", "memory.limit_in_bytes"
+                    memory = min(memory, *numbers(folder, *files), math.inf)
+    return cores, memory
 
 
 def has_display() -> bool:

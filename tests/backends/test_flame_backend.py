@@ -410,3 +410,32 @@ def test_a_file_that_stayed_here_is_missed_on_an_executor(project, memory, tmp_p
     finished = run(project, tmp_path, memory.environment, "--env", "of_two_files:Two-v0", *SMALL)
     assert finished.code == 2 and "needs the package helper_of_two" in finished.err
     assert "happened on an executor, which has of your files only the module" in finished.err
+
+
+# Weights on their way to the cache
+
+
+def test_weights_have_the_time_that_their_size_takes(monkeypatch) -> None:
+    """8 MB take 6.4 s over 10 Mbit/s; what was too slow has twice the time in the same session."""
+    limits, clock = [], [0.0]
+
+    def arrives(seconds: float, function: Callable) -> object:
+        limits.append(seconds)
+        if len(limits) == 2:
+            raise TimeoutError
+        clock[0] += 6.4
+        return function()
+
+    service = Mock(return_value=None)
+    opened = open_session("ours", service, Mock())
+    monkeypatch.setattr("flame_rl.backends.flame.session.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flame_rl.backends.flame.session.call_with_timeout", arrives)
+    ref = flamepy.core.cache.ObjectRef("grpc://127.0.0.1:1", "ours/x/y", 1)
+    for name in ("put_object", "update_object"):
+        monkeypatch.setattr(flamepy.core.cache, name, lambda *_: ref)
+    weights = bytes(8_000_000)
+    opened.publish(weights)
+    with pytest.raises(TimeoutError, match=r"^8\.0 MB of weights .* within 69 s: the network"):
+        opened.publish(weights)
+    opened.publish(weights)
+    assert limits == pytest.approx([69, 69, 5 + 2 * 69])

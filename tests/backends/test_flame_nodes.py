@@ -30,6 +30,7 @@ from flamepy.proto import types_pb2 as pb
 from flame_rl.actor.remote import processor
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame.backend import FlameBackend
+from flame_rl.backends.flame.session import Session
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import RunError, UsageError
@@ -115,6 +116,21 @@ def assert_as_here(found: Episodes, iteration: int, env: str = TINY) -> None:
 def look(backend: FlameBackend) -> None:
     """The next time it is asked, Flame is asked again."""
     backend._monitor._asked_at = 0.0
+
+
+def test_weights_that_came_too_slowly_are_sent_again_in_the_same_session(on, monkeypatch) -> None:
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
+        publish, heard = Session.publish, [TimeoutError("8 MB did not arrive")]
+
+        def slow(self: Session, encoded: bytes) -> None:
+            if heard:
+                raise heard.pop()
+            publish(self, encoded)
+
+        monkeypatch.setattr(Session, "publish", slow)
+        assert_as_here(collect(backend, 0, 2), 0)
+        assert "8 MB did not arrive" in backend.listener.lines
+        assert len(memory.sessions) == 1
 
 
 def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on) -> None:

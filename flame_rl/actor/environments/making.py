@@ -51,14 +51,12 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     Gymnasium's. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
-        with quiet_about_own_models(env_id):
-            module, colon, name = env_id.rpartition(":")
-            if colon:
-                import_registering(module, name)
+        spec = import_class(env_id)
+        with quiet_about_own_models(spec):
             env = gymnasium.make(
                 # Gymnasium's search for another version walks through the registry, where another
                 # thread may register meanwhile.
-                gymnasium.registry.get(name) or env_id,
+                spec or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
                 **constructor_arguments(environment, render_mode),
@@ -92,20 +90,26 @@ def import_registering(module: str, name: str) -> None:
                 entry.load()()
 
 
+def import_class(env_id: str) -> EnvSpec | None:
+    """Import the modules that register an environment and have its class; returns its entry in
+    Gymnasium's registry."""
+    module, colon, name = env_id.rpartition(":")
+    if colon:
+        import_registering(module, name)
+    spec = gymnasium.registry.get(name)
+    if spec is not None and (module := _module_of(spec)):
+        importlib.import_module(module)
+    return spec
+
+
 def import_environment(environment: Environment) -> None:
     """Import what makes an environment, as far as that goes: making it says what is wrong."""
-    env_id = environment.env_id
-    module, _, name = env_id.rpartition(":")
     with contextlib.suppress(Exception, SystemExit):
         for wrapper in environment.wrapper:
             import_wrapper(wrapper)
     with contextlib.suppress(Exception, SystemExit):
-        if module:
-            import_registering(module, name)
-        spec = gymnasium.registry.get(name)
-        importlib.import_module(env_id if spec is None else _module_of(spec))
-        if may_use_mujoco(env_id):
-            importlib.import_module("mujoco")
+        if import_class(environment.env_id) is None:
+            importlib.import_module(environment.env_id)
 
 
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
@@ -284,6 +288,17 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     """The error of an environment whose making raised this; where code that uses MuJoCo misses
     something of it, with a hint at its version."""
     cause, hint = traceback_of(error), ""
+    if re.search(r'File ".*glfw.library\.py"', cause):
+        return unusable(
+            f"{env_id} needs glfw, which evaluates whatever Python prints when it starts "
+            f"({summary(error)}): let what sitecustomize prints go to standard error"
+        )
+    if re.search(r'File ".*mujoco.*gl_context\.py"', cause):
+        return unusable(
+            f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set the "
+            "environment variable MUJOCO_GL to egl, osmesa or glfw, whichever is installed, or to "
+            "disabled, where nothing is to be rendered"
+        )
     missing = isinstance(error, AttributeError | AssertionError | TypeError)
     if missing and re.search(r'File ".*mujoco', cause):
         hint = (
@@ -305,42 +320,38 @@ def module_not_found(env_id: str, module: str) -> SimulatorError:
 
 
 @contextlib.contextmanager
-def quiet_about_own_models(env_id: str) -> Iterator[None]:
+def quiet_about_own_models(spec: EnvSpec | None) -> Iterator[None]:
     """Hide MuJoCo's deprecation warnings about Gymnasium's own model files, which no user can fix.
     Others go to standard error, also after the block, and none into a MUJOCO_LOG.TXT."""
-    making_own = _is_own_model(env_id)
-    # A missing MuJoCo is explained by what gymnasium.make raises.
-    with contextlib.suppress(ImportError):
-        if may_use_mujoco(env_id):
-            import mujoco
+    making_own = spec is not None and _module_of(spec).startswith("gymnasium.envs.mujoco")
 
-            def warn(message: str) -> None:
-                if not (making_own and "deprecated" in message):
-                    print(f"MuJoCo: {message}", file=sys.stderr)
+    def warn(message: str) -> None:
+        if not (making_own and "deprecated" in message):
+            print(f"MuJoCo: {message}", file=sys.stderr)
 
-            mujoco.set_mju_user_warning(warn)
+    # Whoever does not import it has no model; another module may have its name.
+    with contextlib.suppress(KeyError, AttributeError):
+        sys.modules["mujoco"].set_mju_user_warning(warn)
     yield
     making_own = False
 
 
-def may_use_mujoco(env_id: str) -> bool:
-    """Whether an environment may be one of MuJoCo's: Gymnasium's own, or of a user's module."""
-    return _is_own_model(env_id) or ":" in env_id
-
-
-def _is_own_model(env_id: str) -> bool:
-    spec = gymnasium.registry.get(env_id)
-    return str(getattr(spec, "entry_point", "")).startswith("gymnasium.envs.mujoco")
-
-
 def stop_clock() -> None:
-    """Remove the clock that MuJoCo's Python package installs, which takes 15 % of a step of
-    HalfCheetah only to fill `MjData.timer`; `mujoco.set_mjcb_time(None)` installs it again. One
-    that the user has set stays, and so does the package's before MuJoCo 4.0, where each `MjData`
-    installs it, and on Windows, where it is not found."""
+    """Remove the clock that MuJoCo's Python package installs, until `start_clock`: it takes 15 % of
+    a step of HalfCheetah only to fill `MjData.timer`. One that the user has set stays, and so does
+    the package's before MuJoCo 4.0, where each `MjData` installs it, and on Windows, where it is
+    not found."""
     mujoco = sys.modules.get("mujoco")
     # Another module may have this name.
     with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):
         if int(mujoco.__version__.partition(".")[0]) >= 4 and mujoco.get_mjcb_time() is None:
             functions = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
             ctypes.c_void_p.in_dll(functions, "mjcb_time").value = None
+
+
+def start_clock() -> None:
+    """Undo `stop_clock`, for whoever else uses MuJoCo in this process."""
+    mujoco = sys.modules.get("mujoco")
+    with contextlib.suppress(AttributeError):
+        if mujoco.get_mjcb_time() is None:
+            mujoco.set_mjcb_time(None)  # which is the package's own

@@ -128,9 +128,13 @@ class FlameBackend:
             compat.watch_at_once(self._capacity.in_flight)
             self._most_episodes = max(self._sizes.split(len(request.indices)))
             try:
-                self._session.publish(self._encoded)
+                self._publish()
+            except (RunError, Interrupted):
+                raise
             except Exception as error:
                 self._reopen(f"the weights could not be published: {error}")
+            # However long they took, they came.
+            self._began = time.monotonic()
             transport = Transport(
                 # The session of that moment, which changes.
                 lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
@@ -192,11 +196,25 @@ class FlameBackend:
             self._give_up_if_lost(reason)
             try:
                 self._open_session()
-                self._session.publish(self._encoded)
+                self._publish()
                 return
+            except (RunError, Interrupted):
+                raise
             except Exception as error:
                 reason = str(error)
                 self._leave_session()
+            if self._stop.wait(1.0):
+                raise Interrupted
+
+    def _publish(self) -> None:
+        """Publish the weights, in this session however often it takes too long: another one would
+        have the same cache."""
+        while True:
+            try:
+                return self._session.publish(self._encoded)
+            except TimeoutError as error:
+                self._monitor.say(f"{error}. They are sent again")
+                self._give_up_if_lost(str(error))
             if self._stop.wait(1.0):
                 raise Interrupted
 
@@ -322,7 +340,7 @@ class FlameBackend:
         seen = f"{monitor.seen}. {self._session.report()}. {monitor.seen.hint}"
         if not self._started:
             raise RunError(
-                f"no executor of the cluster became ready within {waited:.0f} s: {seen}"
+                f"no executor of the cluster became ready within {waited:.0f} s: {reason}; {seen}"
                 + ("; a greater --cluster-patience waits longer" if limit else "")
             )
         raise RunError(

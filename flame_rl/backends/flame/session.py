@@ -25,6 +25,11 @@ from flame_rl.backends.flame.package import Application
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import codec, packing
 
+# Weights have `CALL_SECONDS`, and the time that they take at this many bytes a second, or this many
+# times what the last ones took.
+SLOWEST = 125_000.0
+TIMES_THE_LAST = 10.0
+
 
 class Session:
     """One session of the application.
@@ -52,18 +57,32 @@ class Session:
             compat.CALL_SECONDS, lambda: application.runner.service(named, **options)
         )
         self._weights: cache.ObjectRef | None = None
+        self._seconds_a_byte = 1 / SLOWEST
         self._in_flight: set[Future] = set()
         self.failures = 0
 
     def publish(self, encoded: bytes) -> None:
-        """Put encoded weights into the object cache, in place of the last ones."""
+        """Put encoded weights into the object cache, in place of the last ones. Raises TimeoutError
+        if that takes much longer than it should; the next call has twice the time."""
         # The first are put among the objects of this session, which are deleted with it: the
         # application may be other runs', too.
         first = self._weights is None
         put = cache.put_object if first else cache.update_object
         where = f"{self._application}/{self.id}" if first else self._weights
         array = np.frombuffer(encoded, np.uint8)
-        self._weights = call_with_timeout(compat.CALL_SECONDS, lambda: put(where, array))
+        began = time.monotonic()
+        limit = compat.CALL_SECONDS + len(encoded) * self._seconds_a_byte
+        try:
+            self._weights = call_with_timeout(limit, lambda: put(where, array))
+        except TimeoutError as error:
+            self._seconds_a_byte = 2 * limit / max(1, len(encoded))
+            raise TimeoutError(
+                f"{len(encoded) / 1e6:.1f} MB of weights did not reach the object cache within "
+                f"{limit:.0f} s: the network to it is slow, or it hangs"
+            ) from error
+        if encoded:
+            taken = time.monotonic() - began
+            self._seconds_a_byte = TIMES_THE_LAST * taken / len(encoded)
         if first:
             self._janitor.remember("weights", json.dumps(asdict(self._weights)))
             self._janitor.remember("cache", self._weights.endpoint)

@@ -53,8 +53,8 @@ class ReplayMemory:
         self.needs = capacity_in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
-                f"--capacity: {self.needs}, and this machine has {physical_bytes() / 1e9:.1f} GB; "
-                "choose a smaller capacity"
+                f"--capacity: {self.needs}, and this machine or container has "
+                f"{physical_bytes() / 1e9:.1f} GB; choose a smaller capacity"
             )
         self.store = ReplayStore(columns, capacity, frames)
         self._priorities = None if alpha is None else PrioritizedSampler(self.store, alpha)
