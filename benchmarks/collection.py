@@ -49,8 +49,8 @@ from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
-from flame_rl.wire.steps import step_columns
 
 # Environment, iterations of training before the measurement, episodes per measurement (a second or
 # two; at least the number that a twin steps side by side), and their time limit. CartPole is also

@@ -32,8 +32,8 @@ from benchmarks.table import compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectRequest, Environment
-from flame_rl.wire.steps import step_columns
 
 ENV_ID = "benchmarks.pong:Pong-v0"
 FRAMES, EPISODES, STEPS = 4, 32, 100
