@@ -18,9 +18,9 @@ from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
 
-# How long the run waits for a tracker: for an iteration's numbers, at its end, and once it is told
-# to stop.
-_LOG_SECONDS, _CLOSE_SECONDS, _STOP_SECONDS = 10.0, 60.0, 3.0
+# How long the run waits for a tracker: at its start and its end, for an iteration's numbers, and
+# once it is told to stop.
+_START_SECONDS, _LOG_SECONDS, _STOP_SECONDS = 60.0, 10.0, 3.0
 
 Settings = dict[str, str | float | bool]
 
@@ -87,11 +87,12 @@ class TrackReporter:
         groups = numbers_of(result).items()
         named = {f"{group}/{name}": n for group, own in groups for name, n in own.items()}
         # Of one that blocks, what is logged is kept for later.
-        seconds = _LOG_SECONDS if self._asked.done() else 0.0
+        seconds = _START_SECONDS if self._run is None else _LOG_SECONDS
+        seconds = seconds if self._asked.done() else 0.0
         self._ask(partial(self._log, named, result.env_steps), seconds)
 
     def close(self) -> None:
-        self._ask(self._close, _CLOSE_SECONDS if self._asked.done() else _LOG_SECONDS)
+        self._ask(self._close, _START_SECONDS if self._asked.done() else _LOG_SECONDS)
 
     def _log(self, numbers: dict[str, float], steps: int) -> None:
         if self._run is None:
@@ -112,7 +113,7 @@ class TrackReporter:
         if self._stop.is_set():
             wait([self._asked], timeout=min(seconds, _STOP_SECONDS))
         if not self._asked.done():
-            raise TimeoutError(f"{self._tracker} does not answer; the run goes on without it")
+            raise TimeoutError(f"{self._tracker} does not answer; the run no longer waits for it")
         self._asked.result()
 
 
