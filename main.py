@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 
 import flame_rl
 from flame_rl.commands import COMMANDS, import_command
-from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.errors import Answered, RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.output import warn
 
@@ -24,8 +25,15 @@ def main() -> int:
         return run_command(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
-    except SystemExit as end:  # after --help, or a flag that cannot be read
-        return end.code or 0
+    except Answered as end:
+        return end.code
+    except SystemExit as end:  # of an environment, a network, a tracker, …
+        file, line, name, _ = traceback.extract_tb(end.__traceback__)[-1]
+        warn(
+            f"error: sys.exit() in {name} ({file}, line {line}) would end this program without a "
+            "word; raise an exception there"
+        )
+        return 1
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise

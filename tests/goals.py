@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,8 +207,13 @@ class Informed(Free):
         return info["paid"]
 
 
+class Leaving(Free):
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return 0.0 if info else sys.exit()
+
+
 for kind in (Bits, MaskedGoals, Ending):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=BITS)
-for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Dividing, Informed):
+for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Dividing, Informed, Leaving):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=8)
 gymnasium.register("Counted-v0", Counted, max_episode_steps=8)

@@ -290,10 +290,7 @@ def run_here(
         mock.patch.dict(os.environ, variables, clear=True),
         mock.patch.object(sys, "argv", ["main.py", *arguments]),
     ):
-        try:
-            code = main.main()
-        except SystemExit as error:  # a flag that cannot be parsed
-            code = error.code
+        code = main.main()
     return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 

@@ -188,7 +188,7 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
     trainer.listen(console)
     consumers = [*tables, console]
     names = ["tensorboard"] * config.output.tensorboard + [config.output.track]
-    consumers += [TrackReporter(folder, config, name) for name in filter(None, names)]
+    consumers += [TrackReporter(folder, config, name, trainer.stop) for name in filter(None, names)]
     reporters = Reporters(consumers)
     checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
 

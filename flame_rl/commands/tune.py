@@ -16,7 +16,7 @@ from flame_rl.system.machine import available_cores, require
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.side_runs import without
-from flame_rl.tools.study import Search, Study, TuneFlags, flags_of
+from flame_rl.tools.study import MAY_CHANGE, Search, Study, TuneFlags, flags_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -29,7 +29,6 @@ Takes the flags of training, of which --env-steps is needed: how long each trial
 are given are fixed; those with a range are searched (docs/tuning.md). With --resume STUDY a study
 goes on, and --trials and --finalists may be given again."""
 
-_MAY_CHANGE = ("--trials", "--finalists")
 _SHOWN = 10
 # From the study's seed to those of the command at the end, which neither trials nor finals had.
 _FAR = 100
@@ -51,12 +50,12 @@ def tune(arguments: Sequence[str]) -> int:
         study = Study(**options, words=tuple(without(arguments, own)))
     else:
         flags = flags_of(arguments)
-        if more := [name for name in flags if name not in ("--resume", *_MAY_CHANGE)]:
+        if more := [name for name in flags if name not in ("--resume", *MAY_CHANGE)]:
             raise UsageError(
-                f"{more[0]}: a resumed study has its own; only {' and '.join(_MAY_CHANGE)} may "
+                f"{more[0]}: a resumed study has its own; only {' and '.join(MAY_CHANGE)} may "
                 "change"
             )
-        changed = {name[2:]: getattr(given, name[2:]) for name in _MAY_CHANGE if name in flags}
+        changed = {name[2:]: getattr(given, name[2:]) for name in MAY_CHANGE if name in flags}
         study = replace(Study.read(resumed), **changed)
         config = parse(study.words)[0].changed(output=resumed)
     search = Search.of(study, config)

@@ -15,7 +15,7 @@ from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import has_display
 from flame_rl.system.output import say, warn
-from flame_rl.system.signals import StopSignal, stop_on_signals
+from flame_rl.system.signals import StopSignal, stop_on_signals, unless_stopped
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
                 who = f", {agents[number % len(agents)]}" if agents else ""
                 say(f"  Episode {episode.index}{who}: return {own:.1f} in {episode.length} steps")
     if command.video is not None:
-        say(f"Film: {command.video}{_tracked(command)}")
+        say(f"Film: {command.video}{_tracked(command, stop)}")
 
 
-def _tracked(command: WatchCommand) -> str:
+def _tracked(command: WatchCommand, stop: StopSignal) -> str:
     """Send the film to the run's tracker, where it has one; what to say of it."""
+    from flame_rl.actor.failure import summary
     from flame_rl.run.folder import CONFIG_NAME, read_config, run_of
 
     folder = None if command.run is None else run_of(command.run).absolute()
@@ -101,8 +102,9 @@ def _tracked(command: WatchCommand) -> str:
     from flame_rl.report.trackers import send_film
 
     try:
-        send_film(folder, config, command.video.absolute())
-    except Exception as error:  # of any kind: it is not this package's
-        warn(f"warning: {tracker} has not got the film: {error}")
+        # In a thread, since it may block.
+        unless_stopped(stop, lambda: send_film(folder, config, command.video.absolute()))
+    except (Exception, SystemExit) as error:  # of any kind: it is not this package's
+        warn(f"warning: {tracker} has not got the film: {summary(error)}")
         return ""
     return f", which {tracker} has, too"

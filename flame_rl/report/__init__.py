@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flame_rl.actor.failure import summary
 from flame_rl.run.results import IterationResult
 from flame_rl.system.output import warn
 
@@ -30,14 +31,14 @@ class Reporters:
                 if id(reporter) not in self._refused:
                     self._refused.add(id(reporter))
                     warn(f"warning: {name} cannot write for now: {error}")
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._reporters.remove(reporter)
-                warn(f"warning: {name} stops reporting: {error}")
+                warn(f"warning: {name} stops reporting: {summary(error)}")
 
     def close(self) -> None:
         for reporter in self._reporters:
             try:
                 reporter.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if not (isinstance(error, OSError) and id(reporter) in self._refused):
-                    warn(f"warning: {type(reporter).__name__}: {error}")
+                    warn(f"warning: {type(reporter).__name__}: {summary(error)}")

@@ -4,7 +4,10 @@ to their own variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,10 @@ from flame_rl.run.results import IterationResult
 from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
+
+# How long the run waits for a tracker: at its start and its end, for an iteration's numbers, and
+# once it is told to stop.
+_START_SECONDS, _LOG_SECONDS, _STOP_SECONDS = 60.0, 10.0, 3.0
 
 Settings = dict[str, str | float | bool]
 
@@ -62,23 +69,52 @@ class TrackedRun:
 
 class TrackReporter:
     """Logs every iteration. The tracker is asked for at the first one, so that one that fails is
-    left out as any reporter is."""
+    left out as any reporter is. It has a thread of its own: the run does not wait for one that
+    blocks."""
 
-    def __init__(self, folder: Path, config: TrainConfig, tracker: str) -> None:
+    def __init__(
+        self, folder: Path, config: TrainConfig, tracker: str, stop: threading.Event
+    ) -> None:
         """The run folder, whose name is the run's, and the tracker's name, or tensorboard."""
         self._start = partial(_start, folder, config, tracker)
+        self._tracker, self._stop = tracker, stop
         self._run: TrackedRun | None = None
+        self._thread = ThreadPoolExecutor(1)
+        # The latest call.
+        self._asked = self._thread.submit(lambda: None)
 
     def report(self, result: IterationResult) -> None:
-        if self._run is None:
-            self._run = self._start()
         groups = numbers_of(result).items()
         named = {f"{group}/{name}": n for group, own in groups for name, n in own.items()}
-        self._run.log(named, result.env_steps)
+        # Of one that blocks, what is logged is kept for later.
+        seconds = _START_SECONDS if self._run is None else _LOG_SECONDS
+        seconds = seconds if self._asked.done() else 0.0
+        self._ask(partial(self._log, named, result.env_steps), seconds)
 
     def close(self) -> None:
+        self._ask(self._close, _START_SECONDS if self._asked.done() else _LOG_SECONDS)
+
+    def _log(self, numbers: dict[str, float], steps: int) -> None:
+        if self._run is None:
+            self._run = self._start()
+        self._run.log(numbers, steps)
+
+    def _close(self) -> None:
         if self._run is not None:
             self._run.close()
+
+    def _ask(self, call: Callable[[], None], seconds: float) -> None:
+        """Let the thread make a call, after those before. Raises what the tracker does, and
+        TimeoutError if they take longer; the thread then goes on."""
+        self._asked = self._thread.submit(call)
+        until = time.monotonic() + seconds
+        while not self._asked.done() and time.monotonic() < until and not self._stop.is_set():
+            wait([self._asked], timeout=0.1)
+        if self._stop.is_set():
+            wait([self._asked], timeout=min(seconds, _STOP_SECONDS))
+        if not self._asked.done():
+            raise TimeoutError(f"{self._tracker} does not answer; the run no longer waits for it")
+        self._asked.result()
 
 
 def send_film(folder: Path, config: TrainConfig, film: Path) -> None:

@@ -195,9 +195,10 @@ def environment_name(env: str | Callable[[], Any]) -> str:
 
 
 def keyword_texts(given: Any) -> Any:
-    """The arguments of an environment's constructor as texts "name=JSON", ordered by name. They are
-    given as a mapping, or as texts "name=value" with values as in JSON or Python, or else plain
-    text. Anything else is returned as it is. Raises UsageError."""
+    """The arguments of an environment's constructor as texts "name=value", ordered by name, in JSON
+    or, where that does not keep a value (tuples, keys that are numbers), in Python. They are given
+    as a mapping, or as texts with values as in JSON or Python, or else plain text. Anything else is
+    returned as it is. Raises UsageError."""
     if isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
         if without := [word for word in given if "=" not in word]:
             refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])
@@ -205,20 +206,31 @@ def keyword_texts(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     try:
-        return tuple(
-            f"{name}={json.dumps(given[name], default=_as_list)}" for name in sorted(given)
-        )
+        return tuple(f"{name}={_written(_plain(given[name]))}" for name in sorted(given))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"--env-kwargs: values of JSON (numbers, texts, lists): {error}"
+            f"--env-kwargs: numbers, texts, and lists, tuples and dictionaries of them: {error}"
         ) from error
 
 
-def _as_list(value: Any) -> Any:
-    """NumPy's numbers and arrays for JSON."""
-    if not hasattr(value, "tolist"):
-        raise TypeError(f"{value!r:.80} is none")
-    return value.tolist()
+def _plain(value: Any) -> Any:
+    """Python's numbers and lists in place of NumPy's."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _written(value: Any) -> str:
+    """The value in JSON, or in Python where JSON would not keep it."""
+    for write, read in ((json.dumps, json.loads), (repr, ast.literal_eval)):
+        text = write(value)
+        with contextlib.suppress(ValueError, SyntaxError):
+            # NaN differs from itself.
+            if (again := read(text)) == value or repr(again) == repr(value):
+                return text
+    raise ValueError(f"{value!r:.80} cannot be written as text")
 
 
 def _read(text: str) -> Any:

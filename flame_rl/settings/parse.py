@@ -34,7 +34,7 @@ from flame_rl.settings.checks import (
 )
 from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import Answered, UsageError
 
 Command = TypeVar("Command")
 
@@ -144,7 +144,9 @@ def _read(
     try:
         return tyro.cli(kind, args=list(arguments), **options)
     except BrokenPipeError:  # of --help, where `head` reads
-        raise SystemExit(0) from None
+        raise Answered(0) from None
+    except SystemExit as end:
+        raise Answered(end.code or 0) from None
 
 
 def _switched_off(word: str, fields: dict[str, Any]) -> tuple[str, ...]:

@@ -21,3 +21,7 @@ class RunError(Exception):
 
 class Interrupted(Exception):  # noqa: N818 - it is no error
     """The user asked the run to stop, by Ctrl-C or SIGTERM."""
+
+
+class Answered(SystemExit):
+    """--help is answered, or a flag cannot be read. Any other SystemExit is of a user's code."""

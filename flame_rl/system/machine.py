@@ -121,7 +121,7 @@ def require(module: str, package: str, group: str) -> ModuleType:
     the package is missing or broken."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"the package {package} is needed and cannot be imported ({error}): "
             f"`uv run --group {group} main.py …` installs it"

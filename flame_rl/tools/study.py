@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STUDY_NAME = "study.json"
+# What flags may change of a resumed study.
+MAY_CHANGE = ("--trials", "--finalists")
 # A run of the final is this many times as long as a trial, by default, and evaluated at its end.
 _LONGER = 4
 _EPISODES = 100
@@ -83,6 +85,15 @@ class Study(TuneFlags):
             ) from error
         except (OSError, ValueError, RecursionError, UsageError) as error:
             raise UsageError(f"--resume: {path} is no study: {error}") from error
+
+    @property
+    def fixed(self) -> dict[str, object]:
+        """What a resumed study may not change, as in JSON."""
+        return {
+            name: value
+            for name, value in msgspec.json.decode(msgspec.json.encode(asdict(self))).items()
+            if flag(name) not in MAY_CHANGE
+        }
 
     def write(self, folder: Path) -> None:
         """Write study.json. Raises OSError."""

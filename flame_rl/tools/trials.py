@@ -35,6 +35,8 @@ from flame_rl.tools.side_runs import SideRun, supervise
 from flame_rl.tools.study import Search
 
 TRIALS_NAME = "trials.log"
+# What the journal keeps of study.json.
+_BEGAN = "study"
 # A trial is looked at after every eighth of its env steps; halving needs a power of two.
 RUNGS = 8
 _PRUNERS = {
@@ -84,6 +86,7 @@ def open_study(search: Search) -> optuna.Study:
         if any(each.distributions not in ({}, wanted) for each in study.trials):
             raise ValueError("it has other settings, or other ranges")
         if not study.trials:
+            study.set_user_attr(_BEGAN, search.study.fixed)
             study.enqueue_trial({name: value_of(search.config, name) for name in search.ranges})
     except OSError:
         raise
@@ -92,6 +95,13 @@ def open_study(search: Search) -> optuna.Study:
             f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another "
             "study, or put back a copy of the file"
         ) from error
+    began = study.user_attrs.get(_BEGAN, search.study.fixed)
+    for name, now in search.study.fixed.items():
+        if began[name] != now:
+            raise UsageError(
+                f"--resume: study.json has the {name} {now}, and the study began with "
+                f"{began[name]}; write it back, or begin another study"
+            )
     return study
 
 

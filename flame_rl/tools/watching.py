@@ -157,7 +157,7 @@ def _picture(env: Any) -> np.ndarray:
     """What the environment looks like, uint8 [height, width, 3]."""
     try:
         picture = np.asarray(env.render())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _cannot_draw(error) from error
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise UsageError(
@@ -167,7 +167,7 @@ def _picture(env: Any) -> np.ndarray:
     return picture
 
 
-def _cannot_draw(error: Exception) -> UsageError:
+def _cannot_draw(error: BaseException) -> UsageError:
     """The error for the user, with a remedy if a package is missing."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return UsageError(

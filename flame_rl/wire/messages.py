@@ -57,7 +57,7 @@ class Environment:
         outcomes: the same at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
         slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
-        env_kwargs: arguments of the environment's constructor, each "name=JSON".
+        env_kwargs: arguments of the environment's constructor, "name=value" in JSON or Python.
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
         observe: the keys of a Dict that are observed; empty: all are.
     """

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
+from flame_rl.actor.environments.wrapping import constructor_arguments
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.plain import PlainSimulator
@@ -81,7 +82,8 @@ def first_step(environment: Environment) -> tuple[list[float], float]:
 
 
 def test_arguments_reach_the_constructor():
-    environment = Environment(f"{HERE}:Tunable-v0", env_kwargs=("pay=2.5", "sizes=[3, 4]"))
+    environment = Environment(f"{HERE}:Tunable-v0", env_kwargs=("pay=2.5", "sizes=(3, 4)"))
+    assert constructor_arguments(environment, None) == {"pay": 2.5, "sizes": (3, 4)}
     assert first_step(environment) == ([3, 4], 2.5)
 
 

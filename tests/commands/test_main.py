@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -16,6 +18,7 @@ import psutil
 import pytest
 
 import flame_rl
+import main
 from flame_rl.commands import COMMANDS
 from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
@@ -229,6 +232,16 @@ def test_mistakes_get_a_clear_error(arguments, words, tmp_path):
     assert done.returncode == 2
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_an_exit_in_foreign_code_is_an_error_that_names_its_place(tmp_path, monkeypatch, capsys):
+    (tmp_path / "leaving.py").write_text("import sys\ndef leave(words):\n    sys.exit()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    leave = importlib.import_module("leaving").leave
+    monkeypatch.setattr(main, "import_command", lambda name: leave)
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    assert main.main() == 1
+    assert f"sys.exit() in leave ({tmp_path}/leaving.py, line 3)" in capsys.readouterr().err
 
 
 def test_the_folder_of_a_run_that_failed_in_its_first_iteration_may_be_taken_again(tmp_path):

@@ -215,7 +215,7 @@ class Sound(list):
         pass
 
 
-@pytest.mark.parametrize("error", [RuntimeError("it has died"), ValueError("closed"), OSError(28)])
+@pytest.mark.parametrize("error", [RuntimeError("it has died"), SystemExit(3), OSError(28)])
 def test_whatever_a_report_raises_is_said_once(error, capsys):
     """A disk that is full is asked again; whatever else fails is left out."""
     calls = []
@@ -234,8 +234,10 @@ def test_whatever_a_report_raises_is_said_once(error, capsys):
         reporters.report(number)
     reporters.close()
     assert sound == [0, 1, 2] and calls == ([0, 1, 2] if full else [0])
-    said = "cannot write for now" if full else "stops reporting"
-    assert capsys.readouterr().err == f"warning: Dying {said}: {error}\n"
+    said = f"cannot write for now: {error}"
+    if not full:
+        said = f"stops reporting: {type(error).__name__}: {error}"
+    assert capsys.readouterr().err == f"warning: Dying {said}\n"
 
 
 def test_an_iteration_without_an_update_has_empty_cells_and_its_line_says_so(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flame_rl.report import trackers
 from tests.helpers import environment_id, run_here, run_main
 
 RUN = (
@@ -25,12 +26,20 @@ DRAWN = (
 
 # Writes down all that it gets; `wandb` as far as it is used.
 STAND_IN = """
-import json, os
+import json, os, signal, sys, threading
 from pathlib import Path
 log = Path(os.environ["TOLD"])
 def tell(*what):
     with log.open("a") as file:
         print(json.dumps(what, default=str), file=file)
+release = threading.Event()
+def fail(where):
+    how, place = os.environ.get("FAILS", " ").split(" ")
+    if place == where:
+        if how == "raises": raise RuntimeError("no route to the tracker")
+        if how == "exits": sys.exit(0)
+        if how == "terminated": os.kill(os.getpid(), signal.SIGTERM)
+        release.wait()
 class Settings:
     def __init__(self, **_): pass
 class Video:
@@ -39,10 +48,13 @@ class Video:
 class Run:
     def define_metric(self, *names, **how): tell("metric", names, how)
     def log(self, numbers):
-        if os.environ.get("FAILS"): raise RuntimeError("no route to the tracker")
+        fail("log")
         tell("log", numbers)
-    def finish(self): tell("finish")
+    def finish(self):
+        fail("finish")
+        tell("finish")
 def init(**options):
+    fail("init")
     tell("init", options)
     return Run()
 """
@@ -85,18 +97,50 @@ def test_a_tracker_gets_settings_metrics_and_evaluations_and_the_same_run_again(
     assert len(again) == 2 and again[0] == again[1]
 
 
-def test_a_tracker_that_fails_costs_no_run(stand_in, tmp_path):
+RAISES, EXITS = "RuntimeError: no route to the tracker", "SystemExit: 0"
+BLOCKS = "TimeoutError: wandb does not answer; the run no longer waits for it"
+
+
+@pytest.mark.parametrize(
+    ("fails", "warning"),
+    [
+        ("raises log", f"TrackReporter stops reporting: {RAISES}"),
+        ("exits init", f"TrackReporter stops reporting: {EXITS}"),
+        ("exits log", f"TrackReporter stops reporting: {EXITS}"),
+        ("exits finish", f"TrackReporter: {EXITS}"),
+        ("blocks init", f"TrackReporter cannot write for now: {BLOCKS[14:]}"),
+        ("blocks log", f"TrackReporter cannot write for now: {BLOCKS[14:]}"),
+        ("blocks finish", f"TrackReporter: {BLOCKS}"),
+    ],
+)
+def test_a_tracker_that_fails_costs_no_run(fails, warning, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_LOG_SECONDS", 0.2)
+    monkeypatch.setattr(trackers, "_START_SECONDS", 0.2)
     plain = run_here(*RUN[:-1], "plain", cwd=tmp_path)
     assert plain.returncode == 0
     done = run_here(
         *(*RUN, "--track", "wandb"),
         cwd=tmp_path,
-        environment={"TOLD": str(stand_in), "FAILS": "1"},
+        environment={"TOLD": str(stand_in), "FAILS": fails},
     )
+    sys.modules["wandb"].release.set()
     assert done.returncode == 0
-    assert done.stderr == "warning: TrackReporter stops reporting: no route to the tracker\n"
+    assert done.stderr == f"warning: {warning}\n"
     for name in ("metrics.csv", "evaluations.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_signal_ends_a_run_whose_tracker_blocks(where, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_STOP_SECONDS", 0.2)
+    done = run_here(
+        *(*RUN, "--track", "wandb"),
+        cwd=tmp_path,
+        environment={"TOLD": str(stand_in), "FAILS": f"terminated {where}"},
+    )
+    sys.modules["wandb"].release.set()
+    assert done.returncode == 143 and "wandb does not answer" in done.stderr
+    assert any((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
 
 
 def test_a_tracker_gets_the_films_of_its_run(stand_in, tmp_path):
@@ -111,9 +155,9 @@ def test_a_tracker_gets_the_films_of_its_run(stand_in, tmp_path):
     assert first["id"] == again["id"] and first["name"] == again["name"] == "run"
     assert told[-2] == ["log", {"film": f"video {tmp_path / 'film.gif'}"}]
     assert told[-1] == ["finish"]
-    failed = run_here(*film, cwd=tmp_path, environment=environment | {"FAILS": "1"})
+    failed = run_here(*film, cwd=tmp_path, environment=environment | {"FAILS": "raises log"})
     assert failed.returncode == 0 and (tmp_path / "film.gif").exists()
-    assert failed.stderr == "warning: wandb has not got the film: no route to the tracker\n"
+    assert failed.stderr == f"warning: wandb has not got the film: {RAISES}\n"
 
 
 def test_a_tracker_that_is_not_there_is_named_at_once(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ NOT_LOCAL = {"algorithm": "ppo", "recompute_advantages": False, "overlap": True}
         ),
         (
             "--env-kwargs n=none d=None f=1e-3 t=(1,2) e=",
-            {"env_kwargs": {"n": "none", "d": None, "f": 1e-3, "t": [1, 2], "e": ""}},
+            {"env_kwargs": {"n": "none", "d": None, "f": 1e-3, "t": (1, 2), "e": ""}},
         ),
         (
             "--wrapper a:A b.c:D --seed 3 --wrapper e:f",
@@ -268,7 +268,7 @@ WRONG = [
     ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
     ({"env_kwargs": ("a",)}, "--env-kwargs: name=value, such as use_contact_forces=True, not a"),
-    ({"env_kwargs": {"a": {1}}}, "--env-kwargs: values of JSON (numbers, "),
+    ({"env_kwargs": {"a": {1}}}, "--env-kwargs: numbers, texts, and lists, "),
     ({"env_kwargs": "a=1"}, "--env-kwargs: a list of texts, not a=1"),
     ({"env_kwargs": (1,)}, "--env-kwargs: a list of texts, not 1"),
     (
@@ -334,12 +334,15 @@ def test_numpys_numbers_become_pythons():
 
 def test_arguments_of_an_environment_come_back_from_their_json():
     given = {"b": True, "text": 'say "a=b"', "number": 1.5, "nothing": None, "a": [1, {"x": "1"}]}
+    given |= {"keyed": {0: 1.5, True: (1, [2])}, "pair": (3, "x")}
     config = TrainConfig(env_kwargs=given)
     assert config.experiment.env_kwargs == (
         'a=[1, {"x": "1"}]',
         "b=true",
+        "keyed={0: 1.5, True: (1, [2])}",
         "nothing=null",
         "number=1.5",
+        "pair=(3, 'x')",
         r'text="say \"a=b\""',
     )
     assert TrainConfig.from_json(config.to_json()) == config

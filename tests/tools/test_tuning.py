@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,16 @@ def test_a_damaged_journal_is_refused(tmp_path, damage):
     path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match=r"trials\.log: no trials of this study"):
         open_study(search)
+
+
+def test_a_study_whose_file_was_edited_is_refused(tmp_path):
+    search = search_in(tmp_path)
+    begin_trial(search, open_study(search))
+    study = replace(search.study, trials=99, finalists=0)
+    open_study(replace(search, study=study))
+    for edited in (replace(study, words=(*WORDS[:-1], "5")), replace(study, pruner="none")):
+        with pytest.raises(UsageError, match=r"study\.json has .* and the study began with"):
+            open_study(replace(search, study=edited))
 
 
 def test_half_a_line_is_dropped_and_nothing_is_unpickled(tmp_path, monkeypatch):

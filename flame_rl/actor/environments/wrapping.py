@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import shlex
@@ -18,7 +19,14 @@ def constructor_arguments(environment: Environment, render_mode: str | None) -> 
     """The arguments of the environment's constructor; a user's own may take no render mode."""
     given = dict(text.split("=", 1) for text in environment.env_kwargs)
     mode = {} if render_mode is None else {"render_mode": render_mode}
-    return {name: json.loads(value) for name, value in given.items()} | mode
+    return {name: _value(text) for name, text in given.items()} | mode
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # what only Python keeps, such as a tuple
+        return ast.literal_eval(text)
 
 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:

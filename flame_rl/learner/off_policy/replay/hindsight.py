@@ -206,7 +206,7 @@ class GoalFunctions:
             return [function(*pair) for pair in zip(achieved, desired, strict=True)]
 
         expected = self._values(name, one_by_one, achieved, desired)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             together = np.asarray(function(achieved, desired))
             if np.array_equal(together.astype(np.float32), expected.astype(np.float32)):
                 return function
@@ -219,7 +219,7 @@ class GoalFunctions:
         title = f"--hindsight: {name} of {self._environment.env_id}"
         try:
             values = np.asarray(function(achieved, desired))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             note = "; it is called with goals and an empty info"
             raise raised_by(title, error, note) from error
         alike = values.shape == (len(achieved),) and values.dtype.kind in "biuf"
