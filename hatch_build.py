@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -26,9 +27,10 @@ class CompileHook(BuildHookInterface):
         names = {"x86_64": ["x86_64_v2", "x86_64_v3", "x86_64_v4"], "aarch64": ["generic"]}
         for name in names.get(machine, ()) if sys.platform == "linux" else ():
             library = folder / f"core_{name}.so"
+            flags = [*FLAGS, f"-DSOURCE={zlib.crc32(source.read_bytes())}u"]
             words = ["-target", f"{machine}-{LIBC}", f"-mcpu={name}", "-o", library, source]
             try:
-                command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *words]
+                command = [sys.executable, "-m", "ziglang", "cc", *flags, *words]
                 subprocess.run(command, check=True, capture_output=True, text=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 reason = getattr(error, "stderr", "") or error

@@ -16,6 +16,7 @@ from torch import nn
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.compiled import network as compiled_module
+from flame_rl.learner.compiled import library as compiled_library
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
@@ -369,3 +370,8 @@ def test_a_copy_computes_on_its_own_parameters():
     trained.adam.parameters += 1
     assert np.array_equal(network.outputs(samples)[0], before)
     assert type(network) is CompiledNetwork
+
+
+def test_a_library_of_another_source_is_not_used(monkeypatch):
+    monkeypatch.setattr(compiled_library, "crc32", lambda source: 1)
+    assert compiled_library.library.__wrapped__() is None

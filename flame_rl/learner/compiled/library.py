@@ -8,6 +8,7 @@ from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, 
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -83,8 +84,9 @@ def library() -> CDLL | None:
     for name, needed in TARGETS.get(platform.machine(), {}).items():
         path = Path(__file__).with_name(f"core_{name}.so")
         if path.exists() and needed <= _features():
-            loaded = CDLL(str(path))
-            if not all(hasattr(loaded, function) for function in _FUNCTIONS):
+            loaded, source = CDLL(str(path)), path.with_name("core.c").read_bytes()
+            # One of another source would write where its own structures have room.
+            if not hasattr(loaded, "source") or loaded.source() % 2**32 != crc32(source):
                 return None
             for function, (arguments, result) in _FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
