@@ -1,2 +1,2 @@
-"""Everything that runs beside a simulator. This folder, and nothing of the learner, is shipped
-to the executors of a cluster; nothing in it imports torch."""
+"""Everything that runs beside a simulator. This folder, wire/ and nets/ are shipped to the
+executors of a cluster, and nothing of the learner; none of them imports torch."""

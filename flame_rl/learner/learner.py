@@ -31,10 +31,10 @@ class Algorithm(Protocol):
     Attributes:
         parts: everything with state that the next update depends on, by name. The torch modules
             among them are networks; their weights are digested and written to weights.safetensors.
-            A replay memory is `REPLAY`.
+            A replay memory is named `REPLAY`, see state.py.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
         notices: what a person should know when a run begins.
-        demonstrations: what else it learns from; see demonstrations/files.py.
+        demonstrations: what else it learns from, see demonstrations/demonstrations.py.
         lag: by how many updates the policy that collects is older than the latest one.
     """
 

@@ -1,4 +1,5 @@
-"""The heads of a network in NumPy: they turn its output into actions, and into what losses see.
+"""The heads of a network in NumPy: they turn its output into actions.
+The log-probabilities that losses see are in flame_rl/modules/networks.py.
 
 discrete.py and continuous.py have the heads of policies, one class for each kind; kinds.py lists
 them.

@@ -88,7 +88,7 @@ class LayerKind:
         raise NotImplementedError
 
     def acting(self) -> Act:
-        """`act`, or the same function with constants computed in advance."""
+        """The function that acts: `act`, unless a kind overrides this to compute constants once."""
         return self.act
 
 
@@ -200,7 +200,7 @@ class DenseLayer(LayerKind):
         large = self.weight.size >= _LARGE_WEIGHT and self.bias.size % _KERNEL == 0
         return "float32" if large else "float64"
 
-    def columns(self) -> list[np.ndarray]:
+    def weight_blocks(self) -> list[np.ndarray]:
         """The weights in blocks of columns, so that each product is small for BLAS."""
         inputs, outputs = self.weight.shape
         width = SMALL_PRODUCT // (ROW_BLOCK * inputs) // _KERNEL * _KERNEL or outputs
@@ -208,11 +208,11 @@ class DenseLayer(LayerKind):
         return [np.ascontiguousarray(self.weight[:, first : first + width]) for first in firsts]
 
     def acting(self) -> Act:
-        columns, bias = self.columns(), self.bias
+        blocks, bias = self.weight_blocks(), self.bias
 
         def act(x: np.ndarray) -> np.ndarray:
             # NumPy calls BLAS for each block of the stack.
-            products = [x @ weight for weight in columns]
+            products = [x @ weight for weight in blocks]
             x = products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
             x += bias
             return x

@@ -67,7 +67,7 @@ def test_a_large_layer_is_a_plain_product(inputs, outputs, dtype, count):
     snapshot = random_snapshot(inputs, outputs, True, ())
     arrays = snapshot.layers[0].arrays
     layer = LAYERS["dense"](**arrays)
-    assert layer.dtype == dtype and len(layer.columns()) == count
+    assert layer.dtype == dtype and len(layer.weight_blocks()) == count
     rows = np.random.default_rng(1).standard_normal((16, inputs)).astype(np.float32)
     expected = np.einsum("bi,io->bo", rows, arrays["weight"], dtype=np.float64) + arrays["bias"]
     found = ActingPolicy(snapshot).forward(rows)

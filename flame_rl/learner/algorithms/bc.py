@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from flame_rl.learner.on_policy.actor_critic import Actor, shuffle
+from flame_rl.learner.on_policy.actor_critic import PolicyTraining, shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, Samples
@@ -26,7 +26,7 @@ _NEAREST = 1e-6
 
 
 def bc(
-    networks: Actor,
+    networks: PolicyTraining,
     batch: Batch,
     config: TrainConfig,
     decay: float,

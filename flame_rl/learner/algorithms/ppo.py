@@ -42,7 +42,7 @@ def ppo(
     loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
-    steps: list[dict[str, float]] = []
+    numbers: list[dict[str, float]] = []  # of each minibatch
     exceeded = False
     for epoch in range(settings.epochs):
         if epoch == 0 or settings.recompute_advantages:
@@ -50,21 +50,21 @@ def ppo(
             advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
             targets = advantages + values[batch.rows]
         if epoch == 0:
-            explained = explained_variance(targets - advantages, targets)
+            explained = explained_variance(targets - advantages, targets)  # of V(s_t)
             networks.statistics.add_returns(targets)
 
         columns = networks.columns(batch, targets)
         columns["advantages"] = standardize(advantages, batch.importance_weights)
-        # The values begin their epoch first: it may run on another core beside the policy's.
         shuffled = None if exceeded else shuffle(batch, columns, settings.minibatches, generator)
+        # First, because its epoch may run on another core beside the policy's.
         networks.fit_values(batch, targets, 1, value_rate, generator)
         if shuffled is not None:
-            steps += networks.descend(shuffled, loss, step)
-            exceeded = step.exceeds_kl(steps[-1])
+            numbers += networks.descend(shuffled, loss, step)
+            exceeded = step.exceeds_kl(numbers[-1])
         # A policy that has moved far enough stops; values of their own learn on.
         if exceeded and networks.shared:
             break
-    return policy_metrics(steps, step) | explained
+    return policy_metrics(numbers, step) | explained
 
 
 @cache

@@ -1,5 +1,5 @@
-/* Networks of dense layers in training: forward and backward passes, heads and losses, Adam, and
- * whole epochs. One call does one of these, and needs nothing but its arguments.
+/* Networks of dense layers in training: forward and backward passes, heads and losses, Adam,
+ * whole epochs, and steps of deep Q-learning. One call does one of these, and needs nothing but its arguments.
  *
  * Arrays are float32, row after row. All parameters of a network lie in one array, as torch keeps
  * them: a weight is [outputs, inputs]. A gradient has the same order. Sums are added in an order
@@ -35,8 +35,9 @@ enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, 
 /* The numbers of a loss. */
 enum { LOSS, ENTROPY, KL, NUMBERS };
 
-/* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation. Places
- * are those of its parameters among all; that of a normalisation is -1 where there is none. */
+/* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation.
+ * `weight`, `bias`, `norm_weight` and `norm_bias` are offsets into the array of all parameters; -1:
+ * there is no normalisation. */
 typedef struct {
     int64_t inputs, outputs, weight, bias, norm_weight, norm_bias, activation;
     double epsilon;
@@ -535,6 +536,7 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
     const float *advantages = samples->data[ADVANTAGES], *old = samples->data[LOG_PROBS];
     const float *ratios = samples->data[RATIOS];
     float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
+    /* CLIPPED: the smaller of r A and clip(r) A. */
     for (int64_t i = 0; i < rows; i++) {
         float advantage = advantages[i], log_ratio = first[i] - old[i];
         float ratio = exponential(log_ratio), plain = ratio * advantage;

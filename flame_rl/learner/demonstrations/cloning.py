@@ -13,7 +13,7 @@ import model
 from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.learner import Algorithm
-from flame_rl.learner.on_policy.actor_critic import Actor
+from flame_rl.learner.on_policy.actor_critic import PolicyTraining
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
 from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
@@ -31,32 +31,34 @@ class Imitation(Algorithm):
     """Behaviour cloning alone: the iteration's episodes only say how good the policy was before."""
 
     config: TrainConfig
-    actor: Actor
+    training: PolicyTraining
     demonstrations: Demonstrations
 
     metrics = ("loss", "gradient_norm", "policy_steps")
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        return self.actor.parts
+        return self.training.parts
 
     def snapshot(self) -> PolicySnapshot:
-        return self.actor.policy.module.snapshot()
+        return self.training.policy.module.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """Learn from the demonstrations; see `Algorithm.update`."""
-        batch = make_batch(self.demonstrations.episodes, self.actor.remembers, self.actor.frames)
+        batch = make_batch(
+            self.demonstrations.episodes, self.training.remembers, self.training.frames
+        )
         # Where observations are normalised, by the statistics of the demonstrations.
-        if normalizers := normalizers_of(self.actor.policy.module):
+        if normalizers := normalizers_of(self.training.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations, outliers=False)
             for numbers, normalizer in normalizers:
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
-        batch = self.actor.prepare(batch)
+        batch = self.training.prepare(batch)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
-        return bc(self.actor, batch, self.config, decay, generator)
+        return bc(self.training, batch, self.config, decay, generator)
 
 
 def imitation(
@@ -71,7 +73,7 @@ def imitation(
             "replay memory, or a Minari dataset"
         )
     trained = in_training(make_policy(config, spec))
-    return Imitation(config, Actor(trained, trained.adam), demonstrations)
+    return Imitation(config, PolicyTraining(trained, trained.adam), demonstrations)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:

@@ -49,8 +49,8 @@ class Computed:
     network: Network
 
 
-class Actor:
-    """A policy in training, alone.
+class PolicyTraining:
+    """A policy in training, alone: its networks and their Adam. Nothing here plays episodes.
 
     Attributes:
         policy: the policy's module, and how it is computed.
@@ -94,7 +94,7 @@ class Actor:
         return descend(self.policy.network, self.adam, epoch, loss, config)
 
 
-class ActorCritic(Actor):
+class ActorCritic(PolicyTraining):
     """A policy and its values, as an on-policy algorithm trains them.
 
     An algorithm takes the `values` of a batch, then trains for some epochs. In each, `fit_values`

@@ -91,7 +91,7 @@ def descend(
 
 
 def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
-    """Whether compiled code runs the epoch without Python; not where the slices of a minibatch keep
+    """Whether the epoch is one call of compiled code; not where the slices of a minibatch keep
     all cores busy, and one core would take longer."""
     on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
     return network.has_epochs(loss) and (on_one_core or not network.parallel)

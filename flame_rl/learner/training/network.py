@@ -110,7 +110,8 @@ class Network(Protocol):
         return sums_of(numbers)
 
     def has_epochs(self, loss: Loss) -> bool:
-        """Whether the network has a method `run_epoch`, all epochs of this loss without Python."""
+        """Whether the network has a method `run_epoch`, one call of compiled code for an epoch of
+        this loss."""
         return False
 
 
