@@ -58,6 +58,13 @@ class ActionReward(Base):
         return float(action == 1)
 
 
+class ArrayReward(ActionReward):
+    """The same in an array of one number."""
+
+    def reward(self, action) -> np.ndarray:
+        return np.array([super().reward(action)])
+
+
 class ObservationAction(Base):
     """The action that names the sign of the observation pays."""
 
@@ -933,6 +940,8 @@ _VARIANTS = {
     },
     (Base, "action_space"): {
         "DictActions": spaces.Dict({"a": spaces.Discrete(2)}),
+        "TupleActions": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
+        "ABillionActions": spaces.Discrete(10**9),
         "IntegerActions": spaces.Box(0, 5, (2,), np.int64),
         # In float16 a million is infinite.
         "WithoutBounds": spaces.Box(-np.inf, np.inf, (2,), np.float16),

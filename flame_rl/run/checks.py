@@ -124,7 +124,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         warnings.append(
             f"the action space of {env}: {(~bounded).sum()} of {space.low.size} numbers have no "
             f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
-            "environment are better: actions are scaled to them"
+            "environment are better, or in a wrapper (gymnasium.wrappers.TransformAction): "
+            "actions are scaled to them"
         )
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start

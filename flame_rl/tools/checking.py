@@ -72,7 +72,7 @@ class Examined:
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
-        notes: what could not be found out, and why.
+        notes: what could not be found out, and why; and which integers are rounded.
     """
 
     environment: Environment
@@ -119,7 +119,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
         # Its own cause is known by then.
         beside="" if checked.differs else beside,
         failures=[text for text in (checked.failed, alone) if text],
-        notes=[checked.unknown] if checked.unknown else [],
+        notes=[text for text in (checked.unknown, checked.rounded) if text],
         checker=() if spec.agents else _ask_gymnasium(environment, effort),
     )
 
@@ -341,7 +341,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     found += [Finding(True, "repeats", text) for text in differing]
     if examined.spec is not None and (refused := why_refused(config, examined.spec)):
         found.append(Finding(True, "training", refused))
-    advice = [("repeats", text) for text in examined.notes]
+    advice = [("notes", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
     advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]

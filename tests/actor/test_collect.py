@@ -230,6 +230,14 @@ def test_columns_that_nobody_has_are_refused():
     assert failure.kind == "garbled" and "3 numbers, and these have 4" in failure.message
 
 
+def test_a_reward_in_an_array_of_one_number_is_that_number():
+    rewards = [
+        collect(environment_id(name), range(9)).columns["rewards"].tolist()
+        for name in ("ActionReward", "ArrayReward")
+    ]
+    assert rewards[0] == rewards[1] and 0 < sum(rewards[0]) < 9
+
+
 def test_other_weights_than_asked_for_are_refused():
     failure = collect("CartPole-v1", [0], random_snapshot(4, 2, False, version=1), version=2)
     assert failure.kind == "stale" and "version 2" in failure.message
@@ -253,6 +261,11 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
         (environment_id("EmptyObservation"), r"observation space.*it is empty"),
         (environment_id("DictActions"), r"action space.*Dict\(.*TransformAction"),
+        (
+            environment_id("TupleActions"),
+            r"action space.*on\(env, tuple, MultiDiscrete\(\[2, 3\]\)\)",
+        ),
+        (environment_id("ABillionActions"), r"action space.*: 1,000,000,000 numbers or choices"),
         (environment_id("WithoutSpaces"), "has no observation_space; set it in __init__"),
         (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
     ],

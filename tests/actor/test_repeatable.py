@@ -112,7 +112,21 @@ def normalized_observation():
     return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
 
 
-KINDS = [Counter, Shared, Born, Global, SeededAlone, Patient, Tally]
+class Identified(Base):
+    """Observes a number that float32 does not hold beside one that it does."""
+
+    observation_space = gymnasium.spaces.Dict(
+        near=gymnasium.spaces.Box(0, 1 << 40, (1,), np.int64),
+        number=gymnasium.spaces.Box(0, 1 << 40, (1,), np.int64),
+    )
+
+    def first_observation(self):
+        return {"near": np.array([3]), "number": np.array([(1 << 24) + 1])}
+
+    next_observation = first_observation
+
+
+KINDS = [Identified, Counter, Shared, Born, Global, SeededAlone, Patient, Tally]
 KINDS += [type(name, (Base,), {"horizon": 3, "reward": f}) for name, f in REWARDS.items()]
 for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
@@ -175,6 +189,11 @@ def test_a_difference_of_several_agents_is_found(monkeypatch):
 def test_what_repeats_itself_is_left_alone(env_id):
     _, spec = describe(Environment(env_id))
     assert spec.differs == "" and "repeats itself" not in spec.note
+
+
+def test_integers_that_float32_does_not_hold_are_named():
+    _, spec = describe(Environment(f"{HERE}:Identified-v0"))
+    assert "observation['number']: integers up to 16,777,216 are rounded to float32" in spec.note
 
 
 def test_it_leaves_no_trace_where_the_environment_is_played(tmp_path, monkeypatch):

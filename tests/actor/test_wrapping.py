@@ -242,6 +242,17 @@ def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypa
     run_ok("--env", "called_pkg:Called/Inner-v0", *flags, "--output", "run", cwd=tmp_path)
 
 
+def test_a_function_that_registers_is_named_where_nothing_says_that_it_is_to_be_called(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "uncalled.py").write_text("def register_envs(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        SimulatorError, match=r"call uncalled\.register_envs\(\) in .* my_env:My-v0"
+    ):
+        describe(Environment("uncalled:My-v0"))
+
+
 @pytest.mark.parametrize("env_id", ["unheard-of-treasure-v0", "nowhere/Treasure-v0"])
 def test_an_id_that_is_not_found_says_how_it_is_named(env_id):
     with pytest.raises(SimulatorError) as caught:

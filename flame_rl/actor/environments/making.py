@@ -30,6 +30,7 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import LEAVES, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
+from flame_rl.wire.spaces import MAX_NUMBERS
 
 # Steps after which an episode is cut where nobody has set a limit.
 DEFAULT_LIMIT = 1000
@@ -178,10 +179,13 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
             "--wrapper gymnasium.wrappers:FlattenObservation, or another"
         )
     if why := _why_not_learned(action, "f"):
+        made = "function, space"
+        if isinstance(action, spaces.Tuple) and all(isinstance(s, spaces.Discrete) for s in action):
+            made = f"tuple, MultiDiscrete({[int(each.n) for each in action]})"
         raise unusable(
             f"the action space of {env_id} cannot be learned: {action!s:.500}: {why}; "
-            "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can "
-            "(gymnasium.wrappers.TransformAction may make one)"
+            "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can: a --wrapper of "
+            f"your own makes one by gymnasium.wrappers.TransformAction(env, {made})"
         )
 
 
@@ -190,7 +194,9 @@ def _why_not_learned(space: gymnasium.Space, box_kinds: str) -> str | None:
         return f"a space of the kind {type(space).__name__}"
     if isinstance(space, spaces.Box) and space.dtype.kind not in box_kinds:
         return f"a Box of {space.dtype} (MultiDiscrete has integers)"
-    return f"{space} has no numbers" if spaces.flatdim(space) == 0 else None
+    if (count := spaces.flatdim(space)) > MAX_NUMBERS:
+        return f"{count:,} numbers or choices, and at most {MAX_NUMBERS:,} can be"
+    return None if count else f"{space} has no numbers"
 
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
@@ -226,6 +232,13 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             "one of a package, or of your own, is named with the module that registers it, as in "
             "minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)"
         )
+        if module:
+            registers = [each for each in dir(sys.modules.get(module)) if "register" in each]
+            called = f"{module}.{registers[0]}()" if registers else "one"
+            hint = (
+                f"the import of {module} does not register it: where a function does, call "
+                f"{called} in a module of your own, my_env.py, and name that one: my_env:{name}"
+            )
         if near:
             hint = f"nearest names: {', '.join(known[n] for n in near)}"
         return unusable(f"{_UNKNOWN} {env_id}: {error}; {hint}")

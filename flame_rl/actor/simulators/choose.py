@@ -79,7 +79,7 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     unknown = checked.unknown
     if unknown:
         unknown += f" {check_command(env_id, environment)} takes the time for it."
-    notes, slots = [note, unknown], None
+    notes, slots = [note, unknown, checked.rounded], None
     if simulator is plain:
         if environment.slots is None and checked.bytes:
             plain.hold_at_most(MOST_BYTES // checked.bytes)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.wrapping import layers_of
@@ -24,9 +25,9 @@ from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
-from flame_rl.wire.inputs import step_columns
+from flame_rl.wire.inputs import observation_parts, step_columns
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import Column, MaskSource
+from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
 
 # The seed of the environment, and of the actions, which have a stream of their own.
 SEED = 1_403_007
@@ -47,6 +48,8 @@ class Effort(NamedTuple):
 
 # A quick environment takes half a second at most.
 QUICK = Effort(100, 2, 0.1, 0.5, 5)
+# Up to it float32 holds all integers.
+_EXACT = 1 << 24
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own.
@@ -64,6 +67,7 @@ class Checked(NamedTuple):
         failed: how it failed, or ended its process; or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
         bytes: the memory that one takes; 0: not known.
+        rounded: which integers float32 does not hold, in a sentence, or "".
     """
 
     differs: str
@@ -71,6 +75,7 @@ class Checked(NamedTuple):
     failed: str
     action_mask: MaskSource | None
     bytes: int
+    rounded: str
 
 
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
@@ -91,7 +96,8 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     unknown = found.get("unknown", "")
     if unknown:
         unknown = f"Whether {env_id} repeats itself is not checked: {unknown}."
-    return Checked(found.get("differs", ""), unknown, failed, masks, found.get("bytes", 0))
+    differs, rounded = found.get("differs", ""), found.get("rounded", "")
+    return Checked(differs, unknown, failed, masks, found.get("bytes", 0), rounded)
 
 
 def check_beside(
@@ -153,7 +159,7 @@ def _repeated(
         first = _play(one, effort, begun=begun)
     except SimulatorError as error:
         return {"unusable" if error.kind == "environment" else "failed": str(error)}
-    found = {"bytes": max(0, own_bytes() - memory)}
+    found = {"bytes": max(0, own_bytes() - memory), "rounded": _rounded(one.spec, first)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
     again, episode, limit = "", 1, time.monotonic() + effort.seconds
@@ -259,6 +265,21 @@ def _play(
         record("observations", ACTION_MASKS, *after_a_step)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
+
+
+def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
+    """`Checked.rounded`, of an episode."""
+    for part in observation_parts(spec.observation_space):
+        if isinstance(part.space, spaces.Box) and part.space.dtype.kind in "iu":
+            of_part = (row["observations"][:, part.start : part.stop] for row in rows)
+            most = max(float(np.abs(numbers).max()) for numbers in of_part)
+            if most >= _EXACT:
+                return (
+                    f"observation{part.name}: integers up to {most:,.0f} are rounded to float32, "
+                    f"which holds them exactly up to {_EXACT:,}; take an offset away, or split "
+                    "them, in a wrapper (gymnasium.wrappers.TransformObservation)"
+                )
+    return ""
 
 
 def _difference(first: list[_Row], second: list[_Row]) -> str:

@@ -80,6 +80,8 @@ def take_outcome(
     simulator: Simulator, slot: int, reward: object, terminated: object, truncated: object
 ) -> None:
     """Write the reward of a slot's step, and whether its episode ended."""
+    if simulator.rewards.ndim == 1 and isinstance(reward, np.ndarray) and reward.shape == (1,):
+        (reward,) = reward
     simulator.rewards[slot] = _numbers("reward", reward, simulator.rewards.shape[1:], slot)
     for name, end in (("terminated", terminated), ("truncated", truncated)):
         # Any other object would count as true: the text "False", or NaN.
