@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from flame_rl.report.header import RULE, header, reached_in_words
 from flame_rl.report.trackers import numbers_of
-from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
+from flame_rl.run.results import (
+    IterationResult,
+    Totals,
+    beyond_atoms,
+    ended,
+    progress,
+    reached,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
@@ -40,7 +47,7 @@ class ConsoleReporter:
         # The collection that is shown, and when it began.
         self._collection: tuple[str, int] | None = None
         self._collecting_since = self._began
-        self._told_of_length = False
+        self._told_of_length = self._told_of_atoms = False
         self._waiting_said_at: float | None = None
         self._retries = self._undone = 0
         self._bar: RunBar | None = None
@@ -65,6 +72,9 @@ class ConsoleReporter:
             )
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
+        if (beyond := beyond_atoms(self._config, result)) and not self._told_of_atoms:
+            self._told_of_atoms = True
+            self.say(f"  {beyond}")
         first = result.iteration == self._done.iterations
         last = ended(self._experiment, result.totals)
         late = self._reported_at - self._said_at >= LINE_EVERY_SECONDS

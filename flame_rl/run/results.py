@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from flame_rl.learner.rewards import Rewards
+from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.wire.messages import Episodes
 
@@ -149,6 +150,24 @@ class IterationResult:
     reward_parts: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, float] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+
+
+def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
+    """What to say of values that C51's atoms do not reach; "" where they do."""
+    settings, value = config.algorithm, result.losses.get("value")
+    if getattr(settings, "distribution", "") != "c51" or value is None or config.experiment.reward:
+        return ""
+    step = result.reward_mean / result.length_mean
+    low, high = settings.lowest_return, settings.highest_return
+    following = step + config.experiment.gamma * value
+    if low <= following <= high:
+        return ""
+    name, end = ("lowest", low) if following < low else ("highest", high)
+    return (
+        f"--{name}-return: values have reached {end:g}, the last atom of C51, and what lies beyond "
+        "is learned as equal; begin again with one as far as discounted returns go, a step's "
+        "reward divided by 1 - gamma at most"
+    )
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:

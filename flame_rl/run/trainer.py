@@ -45,6 +45,7 @@ from flame_rl.run.results import (
     IterationResult,
     RunState,
     Totals,
+    beyond_atoms,
     ended,
     evaluation_of,
     reached,
@@ -86,7 +87,7 @@ class Trainer:
         totals, before: the progress, and a copy of the state before the latest iteration, if any.
         tables: the text of a resumed run's CSV files, by file name.
         stop: set while the user asks to stop.
-        warnings: for the user, about the environment or a resumed run.
+        warnings: for the user, about the environment, a resumed run, or the atoms of C51.
     """
 
     def __init__(
@@ -276,6 +277,8 @@ class Trainer:
         if self.stop.is_set():
             raise Interrupted
         result = self.iterate(self._backend)
+        if (beyond := beyond_atoms(self.config, result)) and beyond not in self.warnings:
+            self.warnings.append(beyond)
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
         return result

@@ -197,6 +197,29 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
     )
 
 
+@pytest.mark.parametrize(
+    ("reward", "value", "said"),
+    [
+        (10.0, 99.5, "--highest-return: values have reached 100, the last atom"),
+        (1.0, 99.9, ""),
+        (-2.0, -99.5, "--lowest-return: values have reached -100"),
+        (10.0, 80.0, ""),
+    ],
+)
+def test_returns_beyond_the_atoms_are_said_once(reward, value, said, capsys):
+    """One reward a step, of which 100 are as much as a discounted return ever is."""
+    result = replace(result_of(0), reward_mean=200 * reward, losses={"loss": 0.1, "value": value})
+    for options in ({"distribution": "c51"}, {"rainbow": True}, {"distribution": "quantiles"}):
+        config = TrainConfig(algorithm="dqn", gamma=0.99, **options)
+        console = ConsoleReporter(config, spec_of(1, 2, False), False, Totals())
+        capsys.readouterr()
+        for iteration in range(3):
+            console.report(replace(result, iteration=iteration))
+        found = [line for line in capsys.readouterr().out.splitlines() if "C51" in line]
+        wanted = bool(said) and config.algorithm.distribution == "c51"
+        assert len(found) == wanted and all(line.startswith(f"  {said}") for line in found)
+
+
 def test_a_bar_moves_within_an_iteration_and_counts_a_wait_down(tmp_path):
     code = f"""
 import time

@@ -75,11 +75,13 @@ def clip_outliers(rows: np.ndarray) -> np.ndarray:
     """Rows, float64 [N, D], in which a few wild numbers, as a broken sensor gives them, are the
     nearest of the others of their column: a single one would widen its spread for good, and so hide
     all others. Numbers of which all but a few are equal stay, because these few may be events."""
+    if len(rows) < 50:  # of which none can be that far from the mean
+        return rows
     far = np.abs(rows - rows.mean(axis=0)).max(axis=0)
     # Those that widen the spread manyfold are beyond it manyfold, because they are few.
     columns = np.flatnonzero(far > 5 * rows.std(axis=0))
     few = max(1, int(_OUTLIERS * len(rows)))
-    if not len(columns) or len(rows) <= 2 * few:
+    if not len(columns):
         return rows
     some = rows[:, columns]
     least, greatest = np.partition(some, (few, -1 - few), axis=0)[[few, -1 - few]]
