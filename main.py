@@ -62,6 +62,9 @@ def run_command(words: list[str]) -> int:
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from flame_rl.system.machine import refuse_old_packages  # which needs a package itself
+
+    refuse_old_packages()
     command = import_command(name)
     signal.signal(signal.SIGINT, before)
     return command(words) or 0

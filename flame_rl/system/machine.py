@@ -6,11 +6,13 @@ import ctypes
 import importlib
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable
 from contextlib import ContextDecorator, suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,3 +128,25 @@ def require(module: str, package: str, group: str) -> ModuleType:
             f"the package {package} is needed and cannot be imported ({error}): "
             f"`uv run --group {group} main.py …` installs it"
         ) from error
+
+
+def refuse_old_packages() -> None:
+    """Raise UsageError where a package is older than this one requires: `uv run --with` puts what
+    another one brings before it."""
+    with suppress(metadata.PackageNotFoundError):  # one that is not installed is not old
+        for requirement in metadata.requires("flame-rl") or ():
+            name, least = (
+                re.match(r"[\w.-]+", requirement)[0],
+                re.search(r">=([\d.]+)", requirement),
+            )
+            here = metadata.version(name)
+            if least and _numbers(here) < _numbers(least[1]):
+                raise UsageError(
+                    f"{name} {here} is too old, and {least[1]} or later is needed; another package "
+                    f"may have brought it: add --with '{name}>={least[1]}' to `uv run`"
+                )
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version, without zeros at its end, to compare."""
+    return [int(n) for n in re.sub(r"(\.0)+$", "", re.match(r"\d+(\.\d+)*", version)[0]).split(".")]

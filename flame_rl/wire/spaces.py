@@ -108,7 +108,10 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
             raise ValueError(f"{kind!s:.40} is no known kind of space")
         if kind == "discrete":
             n, start = count("numbers", field("n", int)), field("start", int)
-            return spaces.Discrete(n, start=start, dtype=_dtype(data, "iu"))
+            dtype = _dtype(data, "iu")
+            # Gymnasium before 1.2.2 has no other, and no argument for it.
+            other = {} if dtype == np.int64 else {"dtype": dtype}
+            return spaces.Discrete(n, start=start, **other)
         if kind == "multibinary" and type(data["n"]) is int:
             return spaces.MultiBinary(count("numbers", data["n"]))
         shape = field("n" if kind == "multibinary" else "shape", Shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 import gymnasium
@@ -222,6 +223,27 @@ def test_a_function_that_makes_environments_gets_the_arguments():
     )
     with Trainer(config) as trainer:
         assert trainer.train().reward_mean == 15
+
+
+def told_its_slot(env):
+    env.slot = os.environ["FLAME_RL_SLOT"]
+    return env
+
+
+def test_what_records_can_learn_its_process_and_slot():
+    arguments = {"env_kwargs": ('name="log-{slot}.csv"',), "wrapper": (f"{HERE}:told_its_slot",)}
+    simulator = PlainSimulator(Environment(f"{HERE}:Tunable-v0", **arguments))
+    simulator.reset(np.arange(2), np.arange(2))
+    for place, env in enumerate(simulator._envs):
+        mine = f"{os.getpid()}-{place}"
+        assert (env.slot, env.unwrapped.name) == (mine, f"log-{mine}.csv")
+
+
+def test_films_of_every_slot_in_one_folder_are_told_of(monkeypatch):
+    """Gymnasium's own wrapper needs a package that is not installed here."""
+    monkeypatch.setattr("flame_rl.actor.simulators.choose.RecordVideo", Doubled)
+    _, spec = describe(Environment(f"{HERE}:Tunable-v0", wrapper=(f"{HERE}:Doubled",)))
+    assert "RecordVideo" in spec.note and "FLAME_RL_SLOT" in spec.note
 
 
 def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from flamepy.core.types import FlameError, ResourceRequirement, SessionAttribute
 from flamepy.proto import types_pb2
 from flamepy.runner.runner import RunnerService
 
+from flame_rl.actor.environments.making import needs_package
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
@@ -410,6 +411,13 @@ def test_a_file_that_stayed_here_is_missed_on_an_executor(project, memory, tmp_p
     finished = run(project, tmp_path, memory.environment, "--env", "of_two_files:Two-v0", *SMALL)
     assert finished.code == 2 and "needs the package helper_of_two" in finished.err
     assert "happened on an executor, which has of your files only the module" in finished.err
+
+
+def test_an_environment_that_needs_torch_is_told_that_executors_have_none() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    text = str(needs_package("mine:Mine-v0", caught.value))
+    assert "executors of a cluster have no torch" in text and "uv add" not in text
 
 
 # Weights on their way to the cache

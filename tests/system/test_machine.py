@@ -6,10 +6,17 @@ import math
 import platform
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
-from flame_rl.system.machine import available_cores, group_limits, physical_bytes
+from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import (
+    available_cores,
+    group_limits,
+    physical_bytes,
+    refuse_old_packages,
+)
 
 # Frees an array of 24 MiB, larger than any before in its process: glibc maps it alone, and unmaps
 # it when it is freed, whatever else lies in memory. Prints the MiB that were given back.
@@ -69,3 +76,14 @@ def test_limits_of_a_container(tmp_path, files, limits):
 def test_a_container_with_half_a_core_has_one(monkeypatch):
     monkeypatch.setattr("flame_rl.system.machine.group_limits", lambda: (0.5, 1e9))
     assert (available_cores(), physical_bytes()) == (1, 10**9)
+
+
+@pytest.mark.parametrize("here", ["0.29.1", "1.1.9", "1.2", "1.2.0", "1.10.0", "2.0.0rc1"])
+def test_a_package_that_is_too_old_is_named(monkeypatch, here):
+    monkeypatch.setattr(metadata, "requires", lambda _: ["gymnasium[mujoco]<3,>=1.2.0"])
+    monkeypatch.setattr(metadata, "version", lambda _: here)
+    if here in ("0.29.1", "1.1.9"):
+        with pytest.raises(UsageError, match=f"gymnasium {here} is too old, and 1.2.0 or later"):
+            refuse_old_packages()
+    else:
+        refuse_old_packages()

@@ -289,6 +289,8 @@ def needs_package(
     frames = traceback.extract_tb(absent.__traceback__)
     (*_, last) = [each for each in frames if "importlib" not in each.filename]
     remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
+    if package == "torch":  # which every learner has
+        remedy = "executors of a cluster have no torch; --local plays on this machine"
     if package in GROUPS:
         remedy = f"`uv run --group {group or GROUPS[package]} main.py …` installs it"
     return unusable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,16 @@ import gymnasium
 from flame_rl.actor.failure import summary, traceback_of, unusable
 from flame_rl.wire.messages import Environment
 
+# In the process that makes an environment: which process and which of its slots that is for,
+# "PROCESS-SLOT", so that what writes files can write others. {slot} in --env-kwargs is the same.
+SLOT = "FLAME_RL_SLOT"
+
 
 def constructor_arguments(environment: Environment, render_mode: str | None) -> dict[str, Any]:
     """The arguments of the environment's constructor; a user's own may take no render mode."""
-    given = dict(text.split("=", 1) for text in environment.env_kwargs)
+    slot = os.environ.get(SLOT, "")
+    texts = (text.replace("{slot}", slot) for text in environment.env_kwargs)
+    given = dict(text.split("=", 1) for text in texts)
     mode = {} if render_mode is None else {"render_mode": render_mode}
     return {name: _value(text) for name, text in given.items()} | mode
 

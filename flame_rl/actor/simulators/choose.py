@@ -14,11 +14,11 @@ from functools import partial
 
 import gymnasium
 import numpy as np
-from gymnasium.wrappers import OrderEnforcing, TimeLimit
+from gymnasium.wrappers import OrderEnforcing, RecordVideo, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.environments.making import import_environment
-from flame_rl.actor.environments.wrapping import check_command, layers_of
+from flame_rl.actor.environments.wrapping import SLOT, check_command, layers_of
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import (
@@ -104,6 +104,11 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
         yield (
             f"An environment takes {taken / 1e6:,.0f} MB: a process has {plain.most} of them; "
             "--slots N sets another number of episodes side by side."
+        )
+    if any(isinstance(layer, RecordVideo) for layer in layers_of(plain.first)):
+        yield (
+            f"RecordVideo records {spec.env_id} in each slot of each process: films overwrite each "
+            f"other unless their folder has the name in the environment variable {SLOT}."
         )
     if plain.making_seconds > MAKING_SECONDS:
         yield (

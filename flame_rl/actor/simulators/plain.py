@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from flame_rl.actor.environments.making import (
     stop_clock,
 )
 from flame_rl.actor.environments.masks import masked_choices
+from flame_rl.actor.environments.wrapping import SLOT
 from flame_rl.actor.failure import SimulatorError, summary, unusable
 from flame_rl.actor.simulators.returned import (
     Masks,
@@ -55,7 +57,8 @@ class EnvironmentsSimulator(Simulator):
         """`make` makes one, and `describe` returns its spec."""
         self._env_id, self._make = environment.env_id, make
         self._born, self.making_seconds = time.monotonic(), math.inf
-        self._envs = [self._made()]
+        self._envs: list[Any] = []
+        self._envs.append(self._made())
         self.spec = spec = describe(environment, self.first)
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
@@ -98,6 +101,7 @@ class EnvironmentsSimulator(Simulator):
 
     def _made(self) -> Any:
         began = time.monotonic()
+        os.environ[SLOT] = f"{os.getpid()}-{len(self._envs)}"
         env = self._make()
         stop_clock()
         # What the first one imports takes no time again.

@@ -335,7 +335,7 @@ class FlameBackend:
             check_servers(self._context)
         except UsageError as error:
             raise RunError(
-                f"the cluster is lost: {error}. {monitor.seen.hint}. Go on with --resume"
+                f"the cluster is lost: {reason}. {error}. {monitor.seen.hint}. Go on with --resume"
             ) from error
         seen = f"{monitor.seen}. {self._session.report()}. {monitor.seen.hint}"
         if not self._started:

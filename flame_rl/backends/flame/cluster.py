@@ -64,8 +64,9 @@ def check_servers(context: FlameContext) -> None:
         except Exception as error:
             raise UsageError(
                 f"Flame is configured, but its {name} at {endpoint} does not answer: {error}. "
-                "Start the cluster, correct FLAME_ENDPOINT, FLAME_CACHE_ENDPOINT or "
-                "~/.flame/flame.yaml, or collect on this machine with --local"
+                "Start the cluster (its object cache ends where its disk is full), correct "
+                "FLAME_ENDPOINT, FLAME_CACHE_ENDPOINT or ~/.flame/flame.yaml, or collect on this "
+                "machine with --local"
             ) from error
 
 
