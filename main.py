@@ -19,8 +19,8 @@ NEEDED = ("gymnasium", "msgspec", "numpy", "safetensors", "threadpoolctl", "torc
 
 
 def main() -> int:
-    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 129
-    after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM."""
+    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 130
+    after Ctrl-C, 143 after SIGTERM."""
     try:
         return run_command(sys.argv[1:])
     except KeyboardInterrupt:

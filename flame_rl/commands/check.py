@@ -12,7 +12,7 @@ from flame_rl.settings.checks import Positive
 from flame_rl.settings.config import environment_of
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse
-from flame_rl.system.output import say
+from flame_rl.system.output import nothing_but_json, say
 
 if TYPE_CHECKING:
     from flame_rl.tools.checking import Examined, Finding
@@ -47,8 +47,9 @@ def check(arguments: Sequence[str]) -> int:
     from flame_rl.tools.checking import examine, findings
 
     environment = environment_of(config, environment_id(config.experiment.env))
-    examined = examine(environment, command.seconds)
-    found = findings(examined, config)
+    with nothing_but_json(command.json):
+        examined = examine(environment, command.seconds)
+        found = findings(examined, config)
     say(_as_json(examined, found) if command.json else _as_text(examined, found))
     return int(any(finding.problem for finding in found))
 

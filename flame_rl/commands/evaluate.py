@@ -13,7 +13,7 @@ import tyro
 from flame_rl.settings.checks import Count, Seed
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
-from flame_rl.system.output import say, warn
+from flame_rl.system.output import nothing_but_json, say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -102,7 +102,10 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     if command.reward_weights is not None:
         changes["reward_weights"] = command.reward_weights
     changes["environment"] = command.environment
-    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
+    with (
+        nothing_but_json(command.json),
+        Trainer.load(command.run, command.best, stop=stop, **changes) as trainer,
+    ):
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

@@ -18,7 +18,7 @@ from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores
-from flame_rl.system.output import say, warn
+from flame_rl.system.output import nothing_but_json, say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Measure what an iteration costs with one worker and with several, and say how many
@@ -67,7 +67,8 @@ def profile(arguments: Sequence[str]) -> int:
     if default is not None:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
-        one, several = measure_both(config, stop)
+        with nothing_but_json(command.json):
+            one, several = measure_both(config, stop)
         if command.json:
             measured = {"one": one._asdict(), "several": several._asdict()}
             say(json.dumps(measured | conclusions(one, several)))

@@ -223,5 +223,7 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
             # It began, and was saved: no mistake in the command, but the end of a run.
             raise RunError("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
         raise
+    if not trainer.totals.iterations:  # interrupted in the first one
+        checkpoints.begin()
     save()
     return console

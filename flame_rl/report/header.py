@@ -27,7 +27,9 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     """The text; `done` are the totals of a resumed run when it starts again."""
     experiment, mode = config.experiment, "distributed" if distributed else "local"
     limit, wanted = spec.time_limit, experiment.stop_at
-    alone = ", ".join(experiment.policy_observations)
+    keys, space = ", ".join(experiment.policy_observations), spec.observation_space
+    alone = f"; the policy observes {keys} alone" if keys else ""
+    vector = isinstance(space, spaces.Box) and len(space.shape) == 1
     hindsight = getattr(config.algorithm, "hindsight", "none") != "none"
     masks = "" if experiment.action_mask else "ignored"
     if spec.masked:
@@ -37,7 +39,9 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         )
     rows: Rows = {
         "Environment": spec.env_id,
-        "Observation": observed(spec) + (f"; the policy observes {alone} alone" if alone else ""),
+        # Of a vector, for programs that read this line.
+        "Observation dim": spec.observation_dim if vector else "",
+        "Observation": "" if vector else f"{observed(spec)}{alone}",
         "Action dim": spec.action_dim,
         "Continuous actions": spec.continuous,
         "Actions": acted(spec),

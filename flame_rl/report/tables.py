@@ -131,4 +131,11 @@ def read_columns(path: Path) -> dict[str, list[float]]:
         except csv.Error as error:
             raise ValueError(f"{path.name}: {error}") from error
     names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
-    return {name: [float(row[name] or "nan") for row in rows] for name in names}
+    return {name: [_number(path, n, row[name]) for n, row in enumerate(rows)] for name in names}
+
+
+def _number(path: Path, row: int, text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError as error:
+        raise ValueError(f"{path.name}, row {row}: {text!r:.40} is no number") from error

@@ -4,6 +4,7 @@ environment or workers."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
 from flame_rl.run.checkpoint import find_checkpoint
 from flame_rl.run.checks import own_networks
 from flame_rl.run.transfer import load_state
+from flame_rl.settings.algorithms import Hindsight, OnPolicy, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.inputs import ObservationPart, observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
@@ -58,14 +60,22 @@ class Policy:
         """The policy of the newest checkpoint of a run folder (with `best`, of its best one), or of
         a checkpoint file. Raises UsageError if none is sound, or it does not fit model.py."""
         from flame_rl.learner.make import make_learner
+        from flame_rl.learner.off_policy.replay.journal import Place
 
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
-        # Acting needs none of the run's own modules.
-        config = TrainConfig.from_data(checkpoint.config).changed(device="cpu", reward=None)
+        config = _to_act(TrainConfig.from_data(checkpoint.config), checkpoint.spec)
         with own_networks():
             learner = make_learner(config, checkpoint.spec)
-            load_state(learner, checkpoint, path)
+            # Moments of Adam are of all losses, auxiliary ones included.
+            state = {n: a for n, a in checkpoint.learner.items() if ".auxiliary." not in n}
+            state |= {n: a for n, a in learner.state_dict().items() if "adam." in n}
+            if (place := state.get("replay.place")) is not None:
+                capacity = Place._fields.index("capacity")
+                state["replay.place"] = np.where(
+                    np.arange(len(place)) == capacity, config.algorithm.capacity, place
+                )
+            load_state(learner, replace(checkpoint, learner=state), path)
         return cls(learner.snapshot(), checkpoint.spec, seed)
 
     def begin(self, episodes: int = 1) -> None:
@@ -149,6 +159,19 @@ class Policy:
         noise = np.zeros((self._width, len(self._noise[0])))
         noise[: len(self._noise)] = self._noise
         return noise
+
+
+def _to_act(config: TrainConfig, spec: EnvironmentSpec) -> TrainConfig:
+    """The configuration without what only learning needs: the run's own modules, and room for
+    replayed episodes."""
+    config = config.changed(device="cpu", reward=None)
+    if isinstance(config.algorithm, OnPolicy):
+        config = config.changed(auxiliary=(), auxiliary_weights=())
+    if isinstance(config.algorithm, Hindsight):
+        config = config.changed(hindsight="none")
+    if isinstance(config.algorithm, Replay):
+        config = config.changed(capacity=min(config.algorithm.capacity, spec.time_limit or 1))
+    return config
 
 
 def _observed_parts(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> list[ObservationPart]:

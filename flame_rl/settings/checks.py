@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import re
@@ -83,6 +84,8 @@ def _path(kind: type, value: Any) -> Path:
     """A path, which msgspec does not know."""
     if kind is not Path or not isinstance(value, str | Path):
         raise ValueError
+    with contextlib.suppress(RuntimeError):  # nobody of that name
+        return Path(value).expanduser()  # --output=~/runs, which no shell expands
     return Path(value)
 
 

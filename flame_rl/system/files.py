@@ -26,7 +26,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            _flush(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -39,9 +39,18 @@ def sync(path: Path) -> None:
     """Make a file, or a folder's list of files, outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _flush(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    """As `os.fsync`, where the file system has it: not CIFS and WSL for folders."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 
@@ -16,6 +17,27 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print to standard error at once."""
     _print(text, sys.stderr)
+
+
+@contextlib.contextmanager
+def nothing_but_json(wanted: bool) -> Iterator[None]:
+    """Within the block, what environments and libraries print to standard output goes to standard
+    error, if that is wanted."""
+    if not wanted:
+        yield
+        return
+    own, kept = sys.stdout, None
+    with contextlib.suppress(OSError):  # closed
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = own
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _print(text: str, stream: TextIO | None) -> None:

@@ -32,7 +32,7 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 class StopSignal(threading.Event):
     """Set once the user asks to stop."""
 
-    # 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     exit_code = 0
 
 
@@ -55,7 +55,8 @@ def stop_on_signals() -> Iterator[StopSignal]:
         stop.exit_code = 128 + number
         stop.set()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # The last two come from batch systems.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     # What whoever started this process wants ignored (nohup) stays ignored.
     heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     previous = {n: signal.signal(n, handle) for n in heard}

@@ -196,7 +196,7 @@ GIVEN = (
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     done = run_ok(*FLAGS, *GIVEN, "--workers", "0", "--output", "run", cwd=folder)
-    assert "Observation: 1 numbers" in done.stdout and "Final Mean Reward: 18.0" in done.stdout
+    assert "Observation dim: 1" in done.stdout and "Final Mean Reward: 18.0" in done.stdout
     return folder / "run"
 
 

@@ -94,7 +94,7 @@ def test_prints_what_the_documentation_shows(finished):
         "",
         "Configuration:",
         "  Environment: CartPole-v1",
-        "  Observation: 4 numbers",
+        "  Observation dim: 4",
         "  Action dim: 2",
         "  Continuous actions: False",
         "  Actions: one of 2 choices",
@@ -279,6 +279,40 @@ def test_a_missing_optional_package_is_named(tmp_path, monkeypatch):
     done = run_here("--env", "LunarLander-v3", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert "LunarLander-v3 needs a package that is not installed" in done.stderr
+
+
+WARNED = """
+import os, signal, sys
+import gymnasium, numpy as np
+class Warned(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        if number := int(os.environ.get("WARNS", 0)): os.kill(os.getpid(), number)
+        return np.zeros(1, np.float32), float(action), False, False, {}
+gymnasium.register("Warned-v0", Warned, max_episode_steps=5)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_batch_systems_warning_saves_also_before_the_first_iteration(
+    number, tmp_path, monkeypatch
+):
+    (tmp_path / "warned.py").write_text(WARNED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = ("--env", "warned:Warned-v0", "--iterations", "2", "--episodes-per-iter", "4")
+    flags += ("--workers", "0", "--local")
+    warns = {"WARNS": str(int(number))}
+    done = run_here(*flags, "--output", "run", cwd=tmp_path, environment=warns)
+    assert done.returncode == 128 + number
+    assert (tmp_path / "run" / "checkpoints" / "00000000.ckpt").exists()
+    run_ok("--resume", "run", cwd=tmp_path)
+    run_ok(*flags, "--output", "whole", cwd=tmp_path)
+    tables = [(tmp_path / run / "metrics.csv").read_bytes() for run in ("run", "whole")]
+    assert tables[0] == tables[1]
 
 
 def test_one_signal_saves_and_leaves_nothing(tmp_path):

@@ -334,7 +334,9 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
 def test_what_an_observation_is_taken_for_is_said_at_the_start(space, words, warning, capsys):
     spec = EnvironmentSpec("X-v0", space, spaces.Discrete(2), time_limit=9)
     ConsoleReporter(TrainConfig(), spec, False, Totals())
-    assert f"  Observation: {words}" in capsys.readouterr().out.splitlines()
+    vector = isinstance(space, spaces.Box) and len(space.shape) == 1
+    row = f"Observation dim: {space.shape[0]}" if vector else f"Observation: {words}"
+    assert f"  {row}" in capsys.readouterr().out.splitlines()
     said = environment_warnings(TrainConfig(), spec)
     assert len(said) == (warning is not None) and all(warning in each for each in said)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import Reporters
-from flame_rl.report.tables import refuse_names_of_columns
+from flame_rl.report.tables import read_columns, refuse_names_of_columns
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here, run_ok
 
@@ -252,3 +252,9 @@ def test_an_iteration_without_an_update_has_empty_cells_and_its_line_says_so(tmp
     assert losses[0] != losses[0] and losses[-1] > 0
     lines = [line for line in done.stdout.splitlines() if line.startswith("Iteration")]
     assert lines[0].endswith("Loss: -") and not lines[-1].endswith("Loss: -")
+
+
+def test_a_table_with_nul_bytes_is_named_with_its_row(tmp_path):
+    (tmp_path / "metrics.csv").write_bytes(b"iteration\n0\n" + bytes(3000) + b"\n")
+    with pytest.raises(ValueError, match=r"^metrics\.csv, row 1: .{,42} is no number$"):
+        read_columns(tmp_path / "metrics.csv")

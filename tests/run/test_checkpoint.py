@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import pickle
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from flame_rl.run.results import RunState, Totals
 from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
+from flame_rl.system.files import write_atomically
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import Environment
 from tests.helpers import environment_id, run_here, run_ok, run_script, spec_of
@@ -506,3 +509,18 @@ def test_a_state_whose_count_is_none_is_refused(name, value):
     learner = new_learner()
     with pytest.raises(ValueError, match="is no count"):
         learner.load_state_dict(learner.state_dict() | {name: np.array(value)})
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_synchronises_no_folders_is_written_to(code, tmp_path, monkeypatch):
+    """CIFS and WSL."""
+    synchronise = os.fsync
+
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        synchronise(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_atomically(tmp_path / "file", b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.learner.off_policy.replay import replay
 
 HERE = {"local": True, "workers": 0, "hidden_sizes": (8,)}
 SHORT = {"iterations": 1, "episodes_per_iter": 2, "max_episode_steps": 20} | HERE
@@ -35,6 +38,37 @@ def test_it_acts_as_the_trainer_does(algorithm, tmp_path):
     np.testing.assert_array_equal(*sampled)
     if algorithm == "sac":
         assert not np.array_equal(sampled[0], expected)
+
+
+AUXILIARY = """
+from torch import nn
+class Zero(nn.Module):
+    def __init__(self, features, spec):
+        super().__init__()
+        self.layer = nn.Linear(features, 1)
+    def forward(self, features, samples):
+        return self.layer(features).squeeze(-1) ** 2
+"""
+
+
+def test_it_needs_neither_auxiliary_losses_nor_room_for_replay(tmp_path, monkeypatch):
+    (tmp_path / "own_losses.py").write_text(AUXILIARY)
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(str(tmp_path))
+        own = {"auxiliary": ("own_losses:Zero",), "auxiliary_weights": (0.1,)}
+        config = TrainConfig("cartpole", algorithm="ppo", shared_torso=True, **own, **SHORT)
+        with Trainer(config) as trainer:
+            trainer.train()
+            trainer.save(tmp_path / "some.ckpt")
+            observation = trainer.spec.observation_space.sample()
+            expected = trainer.compute_action(observation)
+        del sys.modules["own_losses"]
+    assert Policy.load(tmp_path / "some.ckpt").act(observation) == expected
+    config = TrainConfig("cartpole", algorithm="dqn", capacity=2_000_000, **SHORT)
+    with Trainer(config) as trainer:
+        trainer.save(tmp_path / "large.ckpt")
+    monkeypatch.setattr(replay, "physical_bytes", lambda: 1 << 20)
+    Policy.load(tmp_path / "large.ckpt")
 
 
 def test_a_memory_is_of_as_many_episodes_as_have_begun(tmp_path):

@@ -19,7 +19,7 @@ from flame_rl.tools import checking
 from flame_rl.tools.checking import Examined, examine, findings
 from flame_rl.wire.messages import Environment
 from tests.environments import ONE, Base
-from tests.helpers import environment_id, run_here
+from tests.helpers import environment_id, run_here, run_main
 
 HERE = "tests.tools.test_checking"
 SECONDS = 0.3
@@ -375,6 +375,8 @@ def test_the_command_prints_a_screen_or_a_line(tmp_path):
     assert done.returncode == 1 and answer["played"]["longest"] == 5
     assert [each["topic"] for each in answer["findings"] if each["problem"]] == ["repeats"]
     assert not list(tmp_path.iterdir())
+    chatty = ("--env", "tests.environments:Chatty-v0", "--seconds", "0.1", "--json")
+    assert json.loads(run_main("check", *chatty, cwd=tmp_path).stdout)["played"]
     done = run_here("check", "--seconds", "0.1", "--wrapper", f"{HERE}:Nothing", cwd=tmp_path)
     assert done.returncode == 1 and "has no class or function 'Nothing'" in done.stdout
     done = run_here("check", "--env-kwargs", "a", cwd=tmp_path)
