@@ -50,7 +50,7 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
-def why_refused(config: TrainConfig, spec: EnvironmentSpec) -> str:
+def training_refusal(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """Why a run in such an environment would not begin, or ""."""
     from flame_rl.learner.make import make_learner  # others need no torch
 

@@ -38,7 +38,7 @@ from flame_rl.actor.simulators.repeatable import (
     check_repeats,
     random_actions,
 )
-from flame_rl.run.checks import about_goals, environment_warnings, why_refused
+from flame_rl.run.checks import about_goals, environment_warnings, training_refusal
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
@@ -339,7 +339,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     found = [Finding(True, "fails", text) for text in examined.failures]
     differing = [text for text in (examined.differs, examined.beside) if text]
     found += [Finding(True, "repeats", text) for text in differing]
-    if examined.spec is not None and (refused := why_refused(config, examined.spec)):
+    if examined.spec is not None and (refused := training_refusal(config, examined.spec)):
         found.append(Finding(True, "training", refused))
     advice = [("notes", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]

@@ -22,8 +22,8 @@ from flame_rl.actor.environments.masks import beside_mask, with_masks
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
     import_wrapper,
-    layers_of,
     wrapped,
+    wrappers_of,
 )
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
 from flame_rl.wire import codec
@@ -158,7 +158,7 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits = (each._max_episode_steps for each in layers_of(env) if isinstance(each, TimeLimit))
+    limits = (each._max_episode_steps for each in wrappers_of(env) if isinstance(each, TimeLimit))
     return min(limits, default=None)
 
 

@@ -71,7 +71,7 @@ def import_wrapper(name: str) -> Callable[[Any], Any]:
     return found
 
 
-def layers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
+def wrappers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
     """The wrappers of an environment, from the outermost on, and last the environment itself."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper):

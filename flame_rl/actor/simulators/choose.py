@@ -18,7 +18,7 @@ from gymnasium.wrappers import OrderEnforcing, RecordVideo, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.environments.making import import_environment
-from flame_rl.actor.environments.wrapping import SLOT, check_command, layers_of
+from flame_rl.actor.environments.wrapping import SLOT, check_command, wrappers_of
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import (
@@ -105,7 +105,7 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
             f"An environment takes {taken / 1e6:,.0f} MB: a process has {plain.most} of them; "
             "--slots N sets another number of episodes side by side."
         )
-    if any(isinstance(layer, RecordVideo) for layer in layers_of(plain.first)):
+    if any(isinstance(layer, RecordVideo) for layer in wrappers_of(plain.first)):
         yield (
             f"RecordVideo records {spec.env_id} in each slot of each process: films overwrite each "
             f"other unless their folder has the name in the environment variable {SLOT}."
@@ -170,7 +170,7 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
         if name not in parts:
             known = ", ".join(parts) or "no parts of its reward"
             return f"--reward-parts: the fast simulator of {env_id} has no {name!r}; it has {known}"
-    layers = layers_of(env)
+    layers = wrappers_of(env)
     known = [TimeLimit, OrderEnforcing, _imported(original)]
     if [type(layer) for layer in layers] != known or layers[-1].spec.kwargs:
         return f"{env_id} is registered with a class, wrappers or arguments that are not its own"

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from flame_rl.actor.environments.wrapping import layers_of
+from flame_rl.actor.environments.wrapping import wrappers_of
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
@@ -306,5 +306,5 @@ def _drawn_since(before: dict[str, object]) -> str:
 
 def _classes(env: gymnasium.Env) -> str:
     """The classes of an environment's wrappers, but those of Gymnasium's registry, and its own."""
-    layers = (each for each in layers_of(env) if not isinstance(each, TimeLimit | OrderEnforcing))
+    layers = (each for each in wrappers_of(env) if not isinstance(each, TimeLimit | OrderEnforcing))
     return " or ".join(type(each).__name__ for each in layers)
