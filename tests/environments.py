@@ -19,6 +19,9 @@ from gymnasium import spaces
 
 from flame_rl.actor.simulators.repeatable import SEED
 
+# What episodes of the check at a run's start are reset with.
+CHECKED = (SEED, SEED + 1)
+
 ONE = np.ones(1, np.float32)
 
 
@@ -703,7 +706,7 @@ class Poisoned(ObservationAction):
     def reset(self, *, seed=None, options=None):
         self.enormous = False
         # Not in the episodes of the check at a run's start.
-        self.poisoned = seed != SEED and os.environ.get("FAULT_SEED") in (str(seed), "any")
+        self.poisoned = seed not in CHECKED and os.environ.get("FAULT_SEED") in (str(seed), "any")
         self.sleep = float(os.environ.get("FAULT_SLEEP", "0"))
         return super().reset(seed=seed, options=options)
 
@@ -741,7 +744,7 @@ class Server(Poisoned):
 
     def reset(self, *, seed=None, options=None):
         # Not in the episodes of the check at a run's start.
-        while self.rival and seed != SEED and not Path(self.rival).exists():
+        while self.rival and seed not in CHECKED and not Path(self.rival).exists():
             time.sleep(0.01)
         return super().reset(seed=seed, options=options)
 
@@ -766,7 +769,7 @@ class Leaking(ObservationAction):
     def reset(self, *, seed=None, options=None):
         kept = int(os.environ.get("FAULT_LEAK_MEGABYTES", "20"))
         _LEAK.append(b"x" * (kept * 1_000_000))
-        if "FAULT_LOG" in os.environ and seed != SEED:
+        if "FAULT_LOG" in os.environ and seed not in CHECKED:
             with Path(os.environ["FAULT_LOG"]).open("a") as file:
                 file.write(f"{os.getpid()}\n")
         return super().reset(seed=seed, options=options)

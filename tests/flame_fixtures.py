@@ -72,7 +72,7 @@ class Mine(gymnasium.Env):
         super().reset(seed=seed)
         self.steps = 0
         # Not in the episodes of the check at a run's start.
-        self.breaks = seed != {seed} and not MARKER.exists()
+        self.breaks = seed not in {seeds} and not MARKER.exists()
         return self.np_random.normal(size=3).astype(np.float32), {{}}
 
     def step(self, action):

@@ -207,13 +207,13 @@ class Informed(Free):
         return info["paid"]
 
 
-class Leaving(Free):
+class Quitting(Free):
     def compute_reward(self, achieved_goal, desired_goal, info):
         return 0.0 if info else sys.exit()
 
 
 for kind in (Bits, MaskedGoals, Ending):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=BITS)
-for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Dividing, Informed, Leaving):
+for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Dividing, Informed, Quitting):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=8)
 gymnasium.register("Counted-v0", Counted, max_episode_steps=8)

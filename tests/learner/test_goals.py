@@ -110,7 +110,7 @@ def train(name: str, **options) -> None:
         ("Silent", "has no compute_reward.*add the method"),
         ("Dividing", r"returned \[nan\] for the achieved goal .* a single finite number"),
         ("Informed", r"raised KeyError: 'paid'; it is called with goals and an empty info"),
-        ("Leaving", r"compute_reward .* raised SystemExit; it is called with goals"),
+        ("Quitting", r"compute_reward .* raised SystemExit; it is called with goals"),
         ("CartPole-v1", "observations that are a Dict with achieved_goal and desired_goal"),
     ],
 )
