@@ -164,8 +164,11 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
     if any(rows):
         quoted = shlex.quote(str(shown))
-        say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
+        say(f"Compare them:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
     if stop.is_set():
+        begun = [run.folder for run, row in zip(runs, rows, strict=True) if row is not None]
+        folders = (shlex.quote(str(path_to_show(each.absolute(), Path.cwd()))) for each in begun)
+        say("\n".join(["Go on with each:", *(f"  uv run main.py --resume {f}" for f in folders)]))
         return stop.exit_code
     return exit_code([run.process.returncode for run in runs])
 

@@ -68,6 +68,7 @@ def test_however_it_is_ended_every_seed_is_saved(how, tmp_path):
     if how == signal.SIGINT:
         assert process.returncode == 130, errors
         assert output.count("interrupted") == 2 and "main.py runs all" in output
+        assert all(f"main.py --resume all/seed-{seed}\n" in output for seed in (1, 2))
 
 
 @pytest.mark.parametrize(
