@@ -91,12 +91,13 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
 def _tracked(command: WatchCommand, stop: StopSignal) -> str:
     """Send the film to the run's tracker, where it has one; what to say of it."""
     from flame_rl.actor.failure import summary
-    from flame_rl.run.folder import CONFIG_NAME, read_config, run_of
+    from flame_rl.run.folder import CONFIG_NAME, read_config, refuse_modules_in, run_of
 
     folder = None if command.run is None else run_of(command.run).absolute()
     if folder is None or not (folder / CONFIG_NAME).is_file():
         return ""
     config = read_config(folder)
+    refuse_modules_in(folder, config)
     if (tracker := config.output.track) is None:
         return ""
     from flame_rl.report.trackers import send_film

@@ -13,6 +13,7 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -171,9 +172,29 @@ def saved_config(path: Path) -> TrainConfig:
     """The configuration of the run that is to be resumed from its folder or a checkpoint in it.
     Raises UsageError if there is none."""
     try:
-        return read_config(run_of(path)).changed(resume=path)
+        config = read_config(run_of(path)).changed(resume=path)
     except OSError as error:
         raise UsageError(f"--resume: {path} holds no run: {error}") from error
+    refuse_modules_in(run_of(path), config)
+    return config
+
+
+def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
+    """Raise UsageError for a module of the configuration that lies in the run folder itself:
+    whoever made the folder could run any code."""
+    experiment = config.experiment
+    named = experiment.env_name, experiment.reward or "", *experiment.wrapper
+    named += getattr(config.algorithm, "auxiliary", ())
+    for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
+        for place in (*sys.path, "."):
+            path = Path(place, *module.split(".")).resolve()
+            inside = module and path.is_relative_to(folder.resolve())
+            if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
+                raise UsageError(
+                    f"{folder}: its config.json names the module {module}, which lies in the run "
+                    "folder itself and would be run; read it, and move it beside main.py if you "
+                    "trust it"
+                )
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:

@@ -31,7 +31,13 @@ from flame_rl.run.checkpoint import (
     find_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
+from flame_rl.run.folder import (
+    CONFIG_NAME,
+    differences,
+    files_beside,
+    refuse_modules_in,
+    run_of,
+)
 from flame_rl.run.iteration import (
     EitherEvent,
     PrefetchingBackend,
@@ -214,6 +220,7 @@ class Trainer:
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
         config = saved.changed(**other, **changes)
+        refuse_modules_in(run_of(path), config)
         if not other and (different := differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(changes)

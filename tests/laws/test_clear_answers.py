@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from flame_rl import TrainConfig, Trainer
-from flame_rl.commands.train import resumed_config
+from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.commands.train import resumed_config, train
 from flame_rl.report.console import ConsoleReporter
 from flame_rl.run import checkpoint
 from flame_rl.run.checks import environment_warnings
@@ -416,3 +417,23 @@ def test_files_of_somebody_else_are_named_with_the_remedy(roots, flags, code, wo
     assert done.returncode == code, done.stderr
     assert words in done.stderr and "Traceback" not in done.stderr
     assert (CHOWN.format(here / roots) in done.stderr) == (roots != "away")
+
+
+def test_a_run_folder_that_brings_code_is_refused(tmp_path, monkeypatch):
+    """Whoever made the folder could run anything on the machine of whoever opens it."""
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "mine.py").write_text(
+        "from pathlib import Path\nPath('ran').touch()\ndef shaped(episode):\n"
+        "    return episode.rewards\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--env", "cartpole", "--episodes-per-iter", "2", "--iterations", "1", "--workers", "0")
+    assert train([*words, "--local", "--reward", "given.mine:shaped", "--output", "given"]) == 0
+    (tmp_path / "ran").unlink()
+    del sys.modules["given.mine"], sys.modules["given"]
+    for load in (partial(resumed_config, Path("given"), []), partial(Trainer.load, "given")):
+        with pytest.raises(UsageError, match=r"module given\.mine, which lies in the run folder"):
+            load()
+    Policy.load("given")  # which needs no reward
+    assert not (tmp_path / "ran").exists()
