@@ -49,14 +49,29 @@ def make_image() -> None:
     subprocess.run(command, input=content.getvalue(), check=True, capture_output=True)
 
 
+def wrong_clock(offset: str) -> dict[str, str]:
+    """The variables that make the time of day of a process wrong by `offset`, such as -2h. Skips
+    the test where libfaketime is not installed."""
+    library = next(Path("/usr/lib").glob("**/libfaketimeMT.so.1"), None)
+    if library is None:
+        pytest.skip("wrong clocks need libfaketime")
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": offset,
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
 class FlameNodes(RealFlame):
     """Session manager and object cache of this machine, and an executor manager in each container.
 
     Skips the test where Flame or docker is missing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache_clock: str = "") -> None:
         super().__init__(folder, executors=64)
+        if cache_clock:
+            self._variables["object-cache"] = wrong_clock(cache_clock)
         if (
             shutil.which("docker") is None
             or subprocess.run(["docker", "info"], capture_output=True).returncode
@@ -86,8 +101,11 @@ class FlameNodes(RealFlame):
             self.start(name)
         return self
 
-    def start_node(self, name: str, cores: float = 2, broken: bool = False) -> None:
-        """Start an executor manager under this host name; `broken`: it cannot install packages."""
+    def start_node(
+        self, name: str, cores: float = 2, broken: bool = False, clock: str = ""
+    ) -> None:
+        """Start an executor manager under this host name; `broken`: it cannot install packages;
+        `clock`: how wrong its clock is, as libfaketime takes it."""
         home = self._folder / "nodes" / name
         if not home.exists():
             (home / "data").mkdir(parents=True)
@@ -104,9 +122,13 @@ class FlameNodes(RealFlame):
             "FLAME_SOCKET_DIR": "/tmp",
             "RUST_LOG": "info",
             "HOME": "/tmp",
+            "PWD": home,
+            "PYENV_DIR": home,
             "PATH": "/nowhere" if broken else os.environ["PATH"],
             "UV_LINK_MODE": "copy",
         }
+        if clock:
+            variables |= wrong_clock(clock)
         docker(
             *("run", "-d", "--name", f"{self._network}-{name}", "--hostname", name),
             *("--network", self._network, "--cpus", str(cores), "--tmpfs", "/tmp:exec"),

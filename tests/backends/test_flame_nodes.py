@@ -465,3 +465,17 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
     assert finished.metrics == local(*PACE)
     told = {"broken": "Node gamma cannot start executors: ", "away": "no sign of node gamma"}
     assert told[fault] in finished.out
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+def test_wrong_clocks_of_nodes_change_nothing(project: Path, local, tmp_path: Path) -> None:
+    with FlameNodes(tmp_path / "cluster", cache_clock="-1h") as flame:
+        flame.start_node("alpha", clock="-2h")
+        flame.start_node("beta", clock="+1d")
+        wait_until(lambda: flame.nodes() == {"alpha": "Ready", "beta": "Ready"})
+        finished = run(project, tmp_path, flame.environment, *PACE)
+    assert finished.code == 0, finished.err
+    assert finished.metrics == local(*PACE)
+    assert finished.timing("retries") == 0
