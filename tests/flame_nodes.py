@@ -124,9 +124,11 @@ class FlameNodes(RealFlame):
             "HOME": "/tmp",
             "PWD": home,
             "PYENV_DIR": home,
-            "PATH": "/nowhere" if broken else os.environ["PATH"],
+            "PATH": os.environ["PATH"],
             "UV_LINK_MODE": "copy",
         }
+        if broken:
+            variables["UV_CONSTRAINT"] = "/nowhere"
         if clock:
             variables |= wrong_clock(clock)
         docker(

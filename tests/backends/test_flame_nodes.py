@@ -161,6 +161,16 @@ def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on
         assert backend.executors == 2
 
 
+def test_a_node_seen_while_episodes_are_awaited_gets_tasks_of_the_next_iteration(on) -> None:
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
+        assert_as_here(collect(backend, 0, 2), 0)
+        memory.add_node("b", 1)
+        look(backend)
+        backend._check()
+        assert_as_here(collect(backend, 1), 1)
+        assert backend.executors == 2
+
+
 @pytest.mark.parametrize(
     "before",
     [False, pytest.param(True, marks=pytest.mark.slow)],
@@ -361,9 +371,10 @@ def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
     """Flame has given it up, and leaves its processes alone."""
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
         with on(memory) as backend:
-            collect(backend, 0)
+            # The other executor may play all episodes before this one has started.
+            wait_until(lambda: collect(backend, 0) and memory.workers_of["b"])
             (worker,) = memory.workers_of["b"]
-            wait_until(lambda: psutil.Process(worker.pid).children())
+            wait_until(lambda: collect(backend, 0) and psutil.Process(worker.pid).children())
             left = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children()]
             memory.pause_node("b")
             memory.give_up_node("b")

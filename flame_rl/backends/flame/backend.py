@@ -85,6 +85,8 @@ class FlameBackend:
         self._capacity = capacity_of(client.list_nodes(), settings)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = ExecutorMonitor(self.executors)
+        # Whether nodes and executors were seen since they were last followed.
+        self._seen_anew = False
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
         self._restarted = False
@@ -231,6 +233,7 @@ class FlameBackend:
         monitor = self._monitor
         if not monitor.ask(self._session.id):
             return False
+        self._seen_anew = True
         if monitor.seen.alive >= monitor.wanted:
             self._bypass.close()
         elif not all(map(compat.is_ready, monitor.nodes)):
@@ -240,8 +243,11 @@ class FlameBackend:
 
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        if not self._look():
+        # Mostly it was seen while the episodes of the last iteration were awaited.
+        self._look()
+        if not self._seen_anew:
             return
+        self._seen_anew = False
         alive = self._monitor.seen.alive
         given_up = alive < self.executors and self._gave_up()
         nodes = [node for node in self._monitor.nodes if node.metadata.name not in self._failing]
