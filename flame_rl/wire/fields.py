@@ -54,9 +54,6 @@ class Converted(NamedTuple):
     to_data: Callable[[Any], Any]
 
 
-# Marks a field that few messages need: `to_data` leaves it out where it has its default.
-RARE = object()
-
 Whole = Annotated[int, Within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 Size = Annotated[int, Within(1, (1 << 63) - 1, "an integer from 1 to 2**63 - 1")]
 
@@ -130,7 +127,8 @@ def _refuse(name: str, expected: str, value: object) -> NoReturn:
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
-    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but`."""
+    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but` and those
+    that have their default."""
     if isinstance(value, tuple):
         return [to_data(each) for each in value]
     if not is_dataclass(value):
@@ -138,10 +136,9 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
     data, hints = {}, _hints_of(type(value))
     for field in fields(value):
         held, marks = getattr(value, field.name), getattr(hints[field.name], "__metadata__", ())
-        if field.name in but or (RARE in marks and held == field.default):
-            continue
-        convert = next((mark.to_data for mark in marks if isinstance(mark, Converted)), to_data)
-        data[field.name] = convert(held)
+        if field.name not in but and (field.default is MISSING or held != field.default):
+            convert = next((mark.to_data for mark in marks if isinstance(mark, Converted)), to_data)
+            data[field.name] = convert(held)
     return data
 
 
