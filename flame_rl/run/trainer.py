@@ -23,7 +23,7 @@ from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run import checks, transfer
+from flame_rl.run import checks, iteration, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
@@ -37,13 +37,6 @@ from flame_rl.run.folder import (
     files_beside,
     refuse_modules_in,
     run_of,
-)
-from flame_rl.run.iteration import (
-    EitherEvent,
-    PrefetchingBackend,
-    collect_iteration,
-    learn_iteration,
-    make_request,
 )
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.results import (
@@ -126,7 +119,7 @@ class Trainer:
             )
         checks.refuse_impossible_sizes(config)
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
-        self.stop = EitherEvent(threading.Event() if stop is None else stop)
+        self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
         self.warnings: list[str] = []
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
@@ -137,7 +130,7 @@ class Trainer:
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.algorithm.overlap and (self.distributed or local_workers(config)):
-            self._backend = PrefetchingBackend(self._backend, self.stop)
+            self._backend = iteration.PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
@@ -296,13 +289,13 @@ class Trainer:
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
         run = learner, backend, self.config, self.spec, self.totals
-        arrived = collect_iteration(*run)
+        arrived = iteration.collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result = learn_iteration(*run, arrived)
+                result = iteration.learn_iteration(*run, arrived)
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
@@ -349,7 +342,7 @@ class Trainer:
         episodes, seed = converted("episodes", Count, episodes), converted("seed", Seed, seed)
         self._refuse_if_closed()
         version = self.learner.snapshot().version
-        request = make_request(self.config, self.spec, 0, range(episodes), version)
+        request = iteration.make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
@@ -358,7 +351,7 @@ class Trainer:
         self._refuse_if_closed()
         snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
         done, version = self.totals.iterations, snapshot.version
-        request = make_request(self.config, self.spec, done, indices, version)
+        request = iteration.make_request(self.config, self.spec, done, indices, version)
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:

@@ -127,8 +127,8 @@ def _refuse(name: str, expected: str, value: object) -> NoReturn:
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
-    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but` and those
-    that have their default."""
+    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but`, and
+    those that have their default."""
     if isinstance(value, tuple):
         return [to_data(each) for each in value]
     if not is_dataclass(value):
