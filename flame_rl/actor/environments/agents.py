@@ -44,8 +44,8 @@ def has_agents(env_id: str) -> bool:
 
 
 def make_agents(environment: Environment, render_mode: str | None = None) -> ParallelEnv:
-    """A parallel environment whose spaces can be learned by one policy, shown as `render_mode`
-    says. Raises SimulatorError of kind "environment"."""
+    """A parallel environment whose agents have the same spaces, shown as `render_mode` says. Raises
+    SimulatorError of kind "environment"."""
     env_id = environment.env_id
     options = constructor_arguments(environment, render_mode)
     try:
@@ -69,22 +69,20 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
                     f"{first} has {space_of(first)!s:.300}, {other} has {space_of(other)!s:.300}; "
                     "SuperSuit's pad_observations_v0 and pad_action_space_v0 make them alike"
                 )
-    actions = env.action_space(first)
-    seen, _ = beside_mask(environment, env.observation_space(first), actions)
-    making.check_spaces(env_id, seen, actions)
     return env
 
 
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
     """The spec of an environment that `make_agents` made. Raises SimulatorError of kind
-    "environment" if it cannot be sent."""
+    "environment" for spaces that cannot be learned."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)
+    making.check_spaces(environment.env_id, space, actions)
     if environment.agent_number:
         space = spaces.Tuple((space, spaces.Discrete(len(agents))))
     limits = limit_of(environment, env), _own_limit(env)
-    spec = EnvironmentSpec(
+    return EnvironmentSpec(
         environment.env_id,
         space,
         actions,
@@ -93,7 +91,6 @@ def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
         limited_by_default=environment.max_episode_steps is None and limits[0] is not None,
         action_mask=masks or "none",
     )
-    return making.as_sent(spec)
 
 
 def turn_of(env: ParallelEnv) -> Hashable | None:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import (
+    as_sent,
     describe_environment,
     make_environment,
     stop_clock,
@@ -59,7 +60,7 @@ class EnvironmentsSimulator(Simulator):
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs: list[Any] = []
         self._envs.append(self._made())
-        self.spec = spec = describe(environment, self.first)
+        self.spec = spec = as_sent(describe(environment, self.first))
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         agents = spec.agent_count
