@@ -346,8 +346,7 @@ class Trainer:
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration. Raises as
-        `train` does."""
+        """Collect only episode `config.output.reproduce` of the next iteration."""
         self._refuse_if_closed()
         snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
         done, version = self.totals.iterations, snapshot.version

@@ -90,8 +90,7 @@ def import_registering(module: str, name: str) -> None:
 
 
 def import_class(env_id: str) -> EnvSpec | None:
-    """Import the modules that register an environment and have its class; returns its entry in
-    Gymnasium's registry."""
+    """Import the modules that register an environment and have its class; returns its entry."""
     module, colon, name = env_id.rpartition(":")
     if colon:
         import_registering(module, name)
@@ -141,8 +140,7 @@ def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
 
 def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     """() where a reward is one number; (K,) where the environment's `reward_space` is a Box of that
-    shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for a Box of more axes.
-    """
+    shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for another Box."""
     space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
     if not isinstance(space, spaces.Box):
         return ()

@@ -114,8 +114,7 @@ class Worker:
         return child.pid if child else None
 
     def played(self) -> tuple[int, int]:
-        """The numbers of episodes and env steps of the task that the child is at, as of now; for
-        any thread."""
+        """The episodes and env steps that the child has played of its task; for any thread."""
         return self._played
 
     def start(self) -> None:
@@ -130,9 +129,8 @@ class Worker:
     def describe(
         self, environment: Environment, deadline: float, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
-        """Let the child describe an environment, whose simulator it keeps, within `deadline`
-        seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
-        `CollectFailure`."""
+        """Let the child describe an environment, whose simulator it keeps. Returns an encoded
+        `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
         return self._call(codec.encode_describe(environment), deadline, withdrawn)
 
     def collect(
