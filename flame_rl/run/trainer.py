@@ -23,20 +23,13 @@ from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run import checks, iteration, transfer
+from flame_rl.run import checks, folder, iteration, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
     encode_checkpoint,
     find_checkpoint,
     refused_by_the_disk,
-)
-from flame_rl.run.folder import (
-    CONFIG_NAME,
-    differences,
-    files_beside,
-    refuse_modules_in,
-    run_of,
 )
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.results import (
@@ -213,8 +206,8 @@ class Trainer:
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
         config = saved.changed(**other, **changes)
-        refuse_modules_in(run_of(path), config)
-        if not other and (different := differences(saved, config)):
+        folder.refuse_modules_in(folder.run_of(path), config)
+        if not other and (different := folder.differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(changes)
         # The run folder's own settings ask nothing of this Trainer.
@@ -241,10 +234,11 @@ class Trainer:
             return self._begin()
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
-        if different := differences(saved, self.config):
+        if different := folder.differences(saved, self.config):
+            file = folder.run_of(path) / folder.CONFIG_NAME
             raise UsageError(
-                f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
-                f"{different}. Write the run's values back, or begin a new run"
+                f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
+                "run's values back, or begin a new run"
             )
         self._take_up(checkpoint, path)
         self.warnings += damaged + transfer.what_differs(checkpoint, self.config)
@@ -382,7 +376,7 @@ class Trainer:
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:
-                self.files.copy_to(files_beside(path))
+                self.files.copy_to(folder.files_beside(path))
             state = RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))
