@@ -21,13 +21,7 @@ from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Column,
-    Episodes,
-    PolicySnapshot,
-)
+from flame_rl.wire.messages import CollectFailure, CollectRequest, Column, Episodes, PolicySnapshot
 
 # Lock steps in a block, the unit in which steps are recorded and noise is drawn.
 BLOCK_STEPS = 128

@@ -32,18 +32,12 @@ class WireError(ValueError):
 
 
 class Within(NamedTuple):
-    """The least and the greatest value of a number, and how an error says that."""
+    """The least and the greatest value of a number, and how an error says that; or those of a
+    list's length, which need no text."""
 
     low: float
     high: float
-    text: str
-
-
-class Length(NamedTuple):
-    """The least and the greatest length of a list."""
-
-    low: int
-    high: int
+    text: str = ""
 
 
 class Converted(NamedTuple):
@@ -115,10 +109,9 @@ def _marked(hint: Any, *marks: object, value: Any, name: str) -> Any:
             return mark.from_data(value, name)
     converted = value_from_data(hint, value, name)
     for mark in marks if value is not None else ():
-        if isinstance(mark, Within) and not mark.low <= converted <= mark.high:
-            _refuse(name, mark.text, value)
-        if isinstance(mark, Length) and not mark.low <= len(converted) <= mark.high:
-            _refuse(name, f"a list of {mark.low} to {mark.high} entries", value)
+        measured = len(converted) if isinstance(converted, tuple) else converted
+        if isinstance(mark, Within) and not mark.low <= measured <= mark.high:
+            _refuse(name, mark.text or f"a list of {mark.low} to {mark.high} entries", value)
     return converted
 
 

@@ -18,15 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.fields import (
-    Converted,
-    Length,
-    Size,
-    Whole,
-    WireError,
-    Within,
-    value_from_data,
-)
+from flame_rl.wire.fields import Converted, Size, Whole, WireError, Within, value_from_data
 from flame_rl.wire.spaces import MAX_PARTS, Shape, choices_of, space_from_data, space_to_data
 
 # The column of an observation that is a single input; those of several begin with it.
@@ -105,8 +97,8 @@ class EnvironmentSpec:
     action_space: _Space
     note: str = ""
     time_limit: Size | None = None
-    reward_shape: Annotated[tuple[Size, ...], Length(0, 1)] = ()
-    agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS)] = ()
+    reward_shape: Annotated[tuple[Size, ...], Within(0, 1)] = ()
+    agents: Annotated[tuple[str, ...], Within(0, _MAX_AGENTS)] = ()
     differs: str = ""
     action_mask: MaskSource = "none"
     slots: Size | None = None
@@ -181,7 +173,7 @@ class PolicySnapshot:
     output into an action; `version` is the number of updates behind these weights."""
 
     version: Whole
-    layers: Annotated[tuple[Layer, ...], Length(0, MAX_LAYERS)]
+    layers: Annotated[tuple[Layer, ...], Within(0, MAX_LAYERS)]
     head: Layer
 
 
@@ -240,7 +232,7 @@ class CollectRequest:
     iteration: Whole
     indices: tuple[Whole, ...]
     policy_version: Whole
-    columns: Annotated[tuple[Column, ...], Length(1, _MAX_COLUMNS)]
+    columns: Annotated[tuple[Column, ...], Within(1, _MAX_COLUMNS)]
     stream: Stream = "training"
     explore: bool = True
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1

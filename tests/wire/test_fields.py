@@ -11,7 +11,6 @@ import pytest
 
 from flame_rl.wire.fields import (
     Converted,
-    Length,
     Size,
     WireError,
     Within,
@@ -23,7 +22,7 @@ from flame_rl.wire.fields import (
 @dataclass(frozen=True)
 class Lens:
     name: str
-    numbers: Annotated[tuple[Annotated[int, Within(0, 9, "from 0 to 9")], ...], Length(1, 3)] = (1,)
+    numbers: Annotated[tuple[Annotated[int, Within(0, 9, "from 0 to 9")], ...], Within(1, 3)] = (1,)
 
     def __post_init__(self) -> None:
         if self.name == "cracked":
