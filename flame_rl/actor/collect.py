@@ -21,13 +21,7 @@ from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Column,
-    Episodes,
-    PolicySnapshot,
-)
+from flame_rl.wire.messages import CollectFailure, CollectRequest, Column, Episodes, PolicySnapshot
 
 # Lock steps in a block, the unit in which steps are recorded and noise is drawn.
 BLOCK_STEPS = 128
@@ -141,7 +135,9 @@ class _Play:
     def step(self) -> None:
         """Take one lock step, then end episodes and begin others in their slots."""
         if self._row == self._steps:
-            self._next_block()
+            self._blocks.append(self._block.of(self._played))
+            self._block, self._row = self._new_block(self._lock_step), 0
+            self._noise.next_block()
         row, live, simulator = self._row, self._live, self._simulator
         actions = self._actions[row]
         for recorded, source in self._before_step:
@@ -166,7 +162,7 @@ class _Play:
 
     def episodes(self) -> Episodes:
         """All episodes; call it once the last one has ended."""
-        self._keep_block()
+        self._blocks.append(self._block.of(self._played))
         where = self._slot, self._first, self._lengths
         columns = cut_out(self._blocks, self._columns, *where, self._last)
         return Episodes(self._index, self._lengths, self._terminated, self._truncated, columns)
@@ -223,15 +219,6 @@ class _Play:
         playing = np.setdiff1d(self.running, ended)
         groups = np.setdiff1d(ended // self._agents, playing // self._agents)
         return (groups[:, None] * self._agents + np.arange(self._agents)).ravel()
-
-    def _next_block(self) -> None:
-        self._keep_block()
-        self._block = self._new_block(self._lock_step)
-        self._row = 0
-        self._noise.next_block()
-
-    def _keep_block(self) -> None:
-        self._blocks.append(self._block.of(self._played))
 
     def _new_block(self, first: int) -> Block:
         self._played = self.running

@@ -38,8 +38,7 @@ def invalid(message: str, slot: int) -> SimulatorError:
 
 
 def of_another_api(what: str) -> SimulatorError:
-    """The error of an environment whose methods are not called, or do not return, as Gymnasium's;
-    `what` says which and how."""
+    """The error of an environment with another API than Gymnasium's; `what` says how it differs."""
     return unusable(
         f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
         "options=…) must return observation, info, and step(action) observation, reward, "

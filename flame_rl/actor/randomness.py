@@ -60,8 +60,7 @@ class Noise:
         self._playing: dict[int, tuple[np.random.Generator, np.ndarray | None]] = {}
 
     def of(self, row: int, slots: Rows) -> np.ndarray | None:
-        """The numbers of some slots for a lock step of the block, float64 [n, noise_width]; None:
-        actions are not sampled."""
+        """The numbers of slots for a lock step, float64 [n, noise_width]; None: none are drawn."""
         return self._rows[row, slots] if self._request.explore else None
 
     def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:

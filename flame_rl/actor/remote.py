@@ -115,8 +115,7 @@ class Collector:
 
 
 def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
-    """Asks the cache, more and more rarely, whether a task's weights are no longer those in it:
-    then nobody wants its answer."""
+    """Asks the cache, more and more rarely, whether its weights are others by now."""
     began = asked_at = time.monotonic()
 
     def withdrawn() -> bool:
@@ -194,8 +193,7 @@ def _executors() -> set[str]:
 
 
 def _manager() -> int | None:
-    """The process id of Flame's executor manager, the parent of the leader of this group; None
-    where the system does not say."""
+    """The process id of Flame's executor manager, the parent of this group's leader, or None."""
     try:
         text = Path(f"/proc/{os.getpgrp()}/stat").read_text()
     except OSError:

@@ -208,8 +208,7 @@ def describe_by(
     worker: Worker, environment: Environment, deadline: float, stop: threading.Event
 ) -> EnvironmentSpec:
     """The environment's description by a worker, within `deadline` seconds. Raises as
-    `Backend.describe` does, RunError if the worker dies each time, Interrupted if the user asked to
-    stop."""
+    `Backend.describe` does, RunError if the worker dies each time, and Interrupted."""
     for deaths in itertools.count(1):
         data = worker.describe(environment, deadline, stop.is_set)
         answer = codec.decode_description(data, environment.env_id)

@@ -31,16 +31,16 @@ class ProcessBackend:
         self._stop = stop
         self._workers = [Worker(warn) for _ in range(workers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
         try:
             for worker in self._workers:
                 worker.start()
                 self._idle.put(worker)
         except OSError as error:
-            self._close_workers()
+            self.close()
             raise UsageError(
                 f"--workers: {workers} processes cannot be started: {error}"
             ) from error
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self.deadlines.limits().deadline
@@ -78,10 +78,7 @@ class ProcessBackend:
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
 
     def close(self) -> None:
-        self._close_workers()
-        self._threads.shutdown(cancel_futures=True)
-
-    def _close_workers(self) -> None:
         # In parallel: each may take as long as its environments do.
         with ThreadPoolExecutor(len(self._workers)) as threads:
             list(threads.map(Worker.close, self._workers))
+        self._threads.shutdown(cancel_futures=True)

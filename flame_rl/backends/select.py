@@ -41,8 +41,7 @@ def local_workers(config: TrainConfig) -> int:
 
 
 def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
-    """Start the backend, which ends its waits once `stop` is set. Raises UsageError or RunError if
-    that cannot be done."""
+    """Start the backend, which ends its waits once `stop` is set. Raises UsageError or RunError."""
     distributed = is_distributed(config)
     env, execution = config.experiment.env, config.execution
     if not isinstance(env, str) and (distributed or execution.workers):

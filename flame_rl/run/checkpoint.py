@@ -149,8 +149,7 @@ def _read_table(array: np.ndarray) -> bytes:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that the run wrote into a folder, the newest first; other files are not its
-    own."""
+    """The checkpoints that the run itself wrote into a folder, the newest first."""
     own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
     return sorted((path for path in own if path.is_file()), key=iterations_of, reverse=True)
 
@@ -203,8 +202,7 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
-    """Write weights.safetensors, for any tool that reads the format. Raises RunError if the disk
-    refuses."""
+    """Write weights.safetensors, for any tool. Raises RunError if the disk refuses."""
     path = folder / WEIGHTS_NAME
     # The format takes no array whose numbers are in another order than their bytes.
     ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}

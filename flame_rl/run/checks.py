@@ -65,8 +65,7 @@ def training_refusal(config: TrainConfig, spec: EnvironmentSpec) -> str:
 
 
 def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The greatest number of env steps of an iteration, None where it is not known without a time
-    limit."""
+    """The most env steps of an iteration; None where that is not known without a time limit."""
     if experiment.steps_per_iter is not None or spec.time_limit is None:
         return experiment.steps_per_iter
     # Each of several agents has an episode of its own.
@@ -74,8 +73,7 @@ def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The greatest number of env steps of a run, but for the end of its last iteration; None where
-    it is not known without a time limit."""
+    """The most env steps of a run, but for the end of its last iteration; None: not known."""
     if experiment.env_steps is not None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)
@@ -95,8 +93,7 @@ def about_goals(spec: EnvironmentSpec) -> str:
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits, the warm-up, the bounds of actions
-    and pictures."""
+    """What a user should know of time limits, the warm-up, the bounds of actions and pictures."""
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
@@ -142,8 +139,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the block needs a network that the user's own model.py lacks, and
-    where that file ends the program."""
+    """Raise UsageError where the user's own model.py lacks a network, or ends the program."""
     try:
         yield
     except SystemExit as error:

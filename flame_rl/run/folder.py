@@ -56,8 +56,7 @@ def check_output(config: TrainConfig) -> None:
 
 
 def make_folder(config: TrainConfig) -> Path:
-    """The folder that `output` or `resume` names, or a new one in runs/. Raises OSError if it
-    cannot be made."""
+    """The folder that `output` or `resume` names, or a new one in runs/. Raises OSError."""
     output = config.output
     if (chosen := output.output if output.resume is None else run_of(output.resume)) is not None:
         chosen.mkdir(parents=True, exist_ok=True)
@@ -162,8 +161,7 @@ def write_config(folder: Path, config: TrainConfig) -> None:
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """The configuration in a run folder. Raises OSError if the file cannot be read, UsageError if
-    this version cannot read it."""
+    """The configuration in a run folder. Raises OSError, and UsageError for another version's."""
     with open_regular(folder / CONFIG_NAME) as file:
         return TrainConfig.from_json(file.read().decode(errors="replace"))
 

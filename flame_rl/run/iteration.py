@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,30 +24,21 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
 
 
-class Arrived(NamedTuple):
-    """An iteration's episodes, and when they were asked for and had arrived, in seconds of
-    `time.perf_counter`."""
-
-    collected: Collected
-    asked: float
-    arrived: float
-
-
 def collect_iteration(
     learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
-) -> Arrived:
-    """Collect the next iteration's episodes. A prefetching backend begins to collect those of the
-    iteration after it. Raises as `Backend.collect` does."""
+) -> tuple[Collected, float]:
+    """Collect the next iteration's episodes; returns the seconds that it took, too. A prefetching
+    backend begins to collect those of the iteration after it. Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
     asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
-    arrived = time.perf_counter()
+    seconds = time.perf_counter() - asked
     after = done.plus(len(collected.episodes), collected.episodes.steps)
     if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    return Arrived(collected, asked, arrived)
+    return collected, seconds
 
 
 def learn_iteration(
@@ -56,13 +47,14 @@ def learn_iteration(
     config: TrainConfig,
     spec: EnvironmentSpec,
     done: Totals,
-    given: Arrived,
+    given: tuple[Collected, float],
 ) -> IterationResult:
     """Update the learner in place by the episodes that `collect_iteration` returned, and evaluate
     its policy where that is due, with episodes that the backend collects. `done` are the totals
     before the iteration. Raises as `Backend.collect` and `Learner.update` do."""
-    experiment, rewards = config.experiment, learner.rewards
-    collected, episodes = given.collected, given.collected.episodes
+    experiment, rewards, began = config.experiment, learner.rewards, time.perf_counter()
+    collected, collecting = given
+    episodes = collected.episodes
     after = done.plus(len(episodes), episodes.steps)
     raw = rewards.raw(episodes)
     shaped = rewards.shaped(episodes, raw)
@@ -81,8 +73,8 @@ def learn_iteration(
         evaluation = evaluation_of(evaluated, request.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=given.arrived - given.asked,
-        updating=updated - given.arrived,
+        collecting=collecting,
+        updating=updated - began,
         waiting=collected.waiting_seconds,
         evaluating=time.perf_counter() - updated,
         env_steps_per_second=episodes.steps / collected.seconds,

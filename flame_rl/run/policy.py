@@ -60,21 +60,15 @@ class Policy:
         """The policy of the newest checkpoint of a run folder (with `best`, of its best one), or of
         a checkpoint file. Raises UsageError if none is sound, or it does not fit model.py."""
         from flame_rl.learner.make import make_learner
-        from flame_rl.learner.off_policy.replay.journal import Place
 
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
         config = _to_act(TrainConfig.from_data(checkpoint.config), checkpoint.spec)
         with own_networks():
             learner = make_learner(config, checkpoint.spec)
-            # Moments of Adam are of all losses, auxiliary ones included.
-            state = {n: a for n, a in checkpoint.learner.items() if ".auxiliary." not in n}
-            state |= {n: a for n, a in learner.state_dict().items() if "adam." in n}
-            if (place := state.get("replay.place")) is not None:
-                capacity = Place._fields.index("capacity")
-                state["replay.place"] = np.where(
-                    np.arange(len(place)) == capacity, config.algorithm.capacity, place
-                )
+            # Moments of Adam are of all losses, auxiliary ones included; replay has less room here.
+            own = {n: a for n, a in learner.state_dict().items() if "adam." in n or "replay." in n}
+            state = {n: a for n, a in checkpoint.learner.items() if ".auxiliary." not in n} | own
             load_state(learner, replace(checkpoint, learner=state), path)
         return cls(learner.snapshot(), checkpoint.spec, seed)
 

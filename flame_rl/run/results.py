@@ -47,8 +47,7 @@ class RunState:
 
 
 def progress(experiment: Experiment, totals: Totals) -> float:
-    """The share of a run that is done: its end is at 1, or somewhat beyond where env steps are
-    counted."""
+    """The share of a run that is done: 1 at its end, or somewhat more where env steps count."""
     if experiment.env_steps is not None:
         return totals.env_steps / experiment.env_steps
     return totals.iterations / experiment.iterations

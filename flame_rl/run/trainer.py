@@ -23,27 +23,13 @@ from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run import checks, transfer
+from flame_rl.run import checks, folder, iteration, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
     encode_checkpoint,
     find_checkpoint,
     refused_by_the_disk,
-)
-from flame_rl.run.folder import (
-    CONFIG_NAME,
-    differences,
-    files_beside,
-    refuse_modules_in,
-    run_of,
-)
-from flame_rl.run.iteration import (
-    EitherEvent,
-    PrefetchingBackend,
-    collect_iteration,
-    learn_iteration,
-    make_request,
 )
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.results import (
@@ -126,7 +112,7 @@ class Trainer:
             )
         checks.refuse_impossible_sizes(config)
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
-        self.stop = EitherEvent(threading.Event() if stop is None else stop)
+        self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
         self.warnings: list[str] = []
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
@@ -137,7 +123,7 @@ class Trainer:
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.algorithm.overlap and (self.distributed or local_workers(config)):
-            self._backend = PrefetchingBackend(self._backend, self.stop)
+            self._backend = iteration.PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
@@ -220,8 +206,8 @@ class Trainer:
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
         config = saved.changed(**other, **changes)
-        refuse_modules_in(run_of(path), config)
-        if not other and (different := differences(saved, config)):
+        folder.refuse_modules_in(folder.run_of(path), config)
+        if not other and (different := folder.differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(changes)
         # The run folder's own settings ask nothing of this Trainer.
@@ -248,10 +234,11 @@ class Trainer:
             return self._begin()
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
-        if different := differences(saved, self.config):
+        if different := folder.differences(saved, self.config):
+            file = folder.run_of(path) / folder.CONFIG_NAME
             raise UsageError(
-                f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
-                f"{different}. Write the run's values back, or begin a new run"
+                f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
+                "run's values back, or begin a new run"
             )
         self._take_up(checkpoint, path)
         self.warnings += damaged + transfer.what_differs(checkpoint, self.config)
@@ -296,13 +283,13 @@ class Trainer:
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
         run = learner, backend, self.config, self.spec, self.totals
-        arrived = collect_iteration(*run)
+        arrived = iteration.collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result = learn_iteration(*run, arrived)
+                result = iteration.learn_iteration(*run, arrived)
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
@@ -349,16 +336,15 @@ class Trainer:
         episodes, seed = converted("episodes", Count, episodes), converted("seed", Seed, seed)
         self._refuse_if_closed()
         version = self.learner.snapshot().version
-        request = make_request(self.config, self.spec, 0, range(episodes), version)
+        request = iteration.make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration. Raises as
-        `train` does."""
+        """Collect only episode `config.output.reproduce` of the next iteration."""
         self._refuse_if_closed()
         snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
         done, version = self.totals.iterations, snapshot.version
-        request = make_request(self.config, self.spec, done, indices, version)
+        request = iteration.make_request(self.config, self.spec, done, indices, version)
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:
@@ -390,7 +376,7 @@ class Trainer:
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:
-                self.files.copy_to(files_beside(path))
+                self.files.copy_to(folder.files_beside(path))
             state = RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))

@@ -117,8 +117,7 @@ def decode_failure(data: Buffer, env_id: str) -> CollectFailure:
 
 
 def failure_kind(answer: Buffer) -> FailureKind | None:
-    """Of what kind the failure is that answers a request; None: the answer are episodes. Raises
-    WireError if it is neither."""
+    """The kind of failure that an answer is; None: episodes. Raises WireError if it is neither."""
     return None if message_type(answer) == "episodes" else decode_failure(answer, "").kind
 
 

@@ -32,18 +32,12 @@ class WireError(ValueError):
 
 
 class Within(NamedTuple):
-    """The least and the greatest value of a number, and how an error says that."""
+    """The least and the greatest value of a number, and how an error says that; or those of a
+    list's length, which need no text."""
 
     low: float
     high: float
-    text: str
-
-
-class Length(NamedTuple):
-    """The least and the greatest length of a list."""
-
-    low: int
-    high: int
+    text: str = ""
 
 
 class Converted(NamedTuple):
@@ -53,9 +47,6 @@ class Converted(NamedTuple):
     from_data: Callable[[Any, str], Any]
     to_data: Callable[[Any], Any]
 
-
-# Marks a field that few messages need: `to_data` leaves it out where it has its default.
-RARE = object()
 
 Whole = Annotated[int, Within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 Size = Annotated[int, Within(1, (1 << 63) - 1, "an integer from 1 to 2**63 - 1")]
@@ -118,10 +109,9 @@ def _marked(hint: Any, *marks: object, value: Any, name: str) -> Any:
             return mark.from_data(value, name)
     converted = value_from_data(hint, value, name)
     for mark in marks if value is not None else ():
-        if isinstance(mark, Within) and not mark.low <= converted <= mark.high:
-            _refuse(name, mark.text, value)
-        if isinstance(mark, Length) and not mark.low <= len(converted) <= mark.high:
-            _refuse(name, f"a list of {mark.low} to {mark.high} entries", value)
+        measured = len(converted) if isinstance(converted, tuple) else converted
+        if isinstance(mark, Within) and not mark.low <= measured <= mark.high:
+            _refuse(name, mark.text or f"a list of {mark.low} to {mark.high} entries", value)
     return converted
 
 
@@ -130,7 +120,8 @@ def _refuse(name: str, expected: str, value: object) -> NoReturn:
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
-    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but`."""
+    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but`, and
+    those that have their default."""
     if isinstance(value, tuple):
         return [to_data(each) for each in value]
     if not is_dataclass(value):
@@ -138,10 +129,9 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
     data, hints = {}, _hints_of(type(value))
     for field in fields(value):
         held, marks = getattr(value, field.name), getattr(hints[field.name], "__metadata__", ())
-        if field.name in but or (RARE in marks and held == field.default):
-            continue
-        convert = next((mark.to_data for mark in marks if isinstance(mark, Converted)), to_data)
-        data[field.name] = convert(held)
+        if field.name not in but and (field.default is MISSING or held != field.default):
+            convert = next((mark.to_data for mark in marks if isinstance(mark, Converted)), to_data)
+            data[field.name] = convert(held)
     return data
 
 

@@ -115,8 +115,7 @@ def observation_inputs(space: gymnasium.Space) -> tuple[ObservationInput, ...]:
 
 
 def keys_alone(space: spaces.Dict, keys: Sequence[str]) -> tuple[spaces.Dict, list[int]]:
-    """The space of these keys of a Dict alone, and the places of their numbers in the flattened
-    vector of all."""
+    """The space of these keys of a Dict, and the places of their numbers among all."""
     # A list keeps the order.
     own = spaces.Dict([(key, part) for key, part in space.spaces.items() if key in keys])
     parts = [part for part in observation_parts(space) if part.path[0] in keys]

@@ -18,16 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.fields import (
-    RARE,
-    Converted,
-    Length,
-    Size,
-    Whole,
-    WireError,
-    Within,
-    value_from_data,
-)
+from flame_rl.wire.fields import Converted, Size, Whole, WireError, Within, value_from_data
 from flame_rl.wire.spaces import MAX_PARTS, Shape, choices_of, space_from_data, space_to_data
 
 # The column of an observation that is a single input; those of several begin with it.
@@ -65,14 +56,14 @@ class Environment:
     env_id: str
     max_episode_steps: Whole | None = None
     simulator: str = "auto"
-    reward_parts: Annotated[tuple[str, ...], RARE] = ()
-    agent_number: Annotated[bool, RARE] = False
-    outcomes: Annotated[tuple[str, ...], RARE] = ()
-    slots: Annotated[Size | None, RARE] = None
-    action_mask: Annotated[bool, RARE] = True
-    env_kwargs: Annotated[tuple[str, ...], RARE] = ()
-    wrapper: Annotated[tuple[str, ...], RARE] = ()
-    observe: Annotated[tuple[str, ...], RARE] = ()
+    reward_parts: tuple[str, ...] = ()
+    agent_number: bool = False
+    outcomes: tuple[str, ...] = ()
+    slots: Size | None = None
+    action_mask: bool = True
+    env_kwargs: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+    observe: tuple[str, ...] = ()
 
 
 # Where an environment returns masks of allowed actions: nowhere, in `info["action_mask"]` or in
@@ -106,12 +97,12 @@ class EnvironmentSpec:
     action_space: _Space
     note: str = ""
     time_limit: Size | None = None
-    reward_shape: Annotated[tuple[Size, ...], Length(0, 1), RARE] = ()
-    agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS), RARE] = ()
-    differs: Annotated[str, RARE] = ""
-    action_mask: Annotated[MaskSource, RARE] = "none"
-    slots: Annotated[Size | None, RARE] = None
-    limited_by_default: Annotated[bool, RARE] = False
+    reward_shape: Annotated[tuple[Size, ...], Within(0, 1)] = ()
+    agents: Annotated[tuple[str, ...], Within(0, _MAX_AGENTS)] = ()
+    differs: str = ""
+    action_mask: MaskSource = "none"
+    slots: Size | None = None
+    limited_by_default: bool = False
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:
@@ -173,7 +164,7 @@ class Layer:
 
     kind: str
     arrays: Annotated[dict[str, np.ndarray], Converted(_named_arrays, list)]
-    input: Annotated[Whole | None, RARE] = None
+    input: Whole | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +173,7 @@ class PolicySnapshot:
     output into an action; `version` is the number of updates behind these weights."""
 
     version: Whole
-    layers: Annotated[tuple[Layer, ...], Length(0, MAX_LAYERS)]
+    layers: Annotated[tuple[Layer, ...], Within(0, MAX_LAYERS)]
     head: Layer
 
 
@@ -241,10 +232,10 @@ class CollectRequest:
     iteration: Whole
     indices: tuple[Whole, ...]
     policy_version: Whole
-    columns: Annotated[tuple[Column, ...], Length(1, _MAX_COLUMNS)]
+    columns: Annotated[tuple[Column, ...], Within(1, _MAX_COLUMNS)]
     stream: Stream = "training"
     explore: bool = True
-    agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}"), RARE] = 1
+    agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1
 
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):

@@ -23,14 +23,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.fields import Length, Whole, WireError, value_from_data
+from flame_rl.wire.fields import Whole, WireError, Within, value_from_data
 from flame_rl.wire.packing import MAX_RANK
 
 # Limits on a received space: its depth, its subspaces and its numbers, all levels together.
 MAX_NESTING = 16
 MAX_PARTS = 1024
 MAX_NUMBERS = 1 << 24
-Shape = Annotated[tuple[Whole, ...], Length(0, MAX_RANK)]
+Shape = Annotated[tuple[Whole, ...], Within(0, MAX_RANK)]
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 _DTYPES = {str(np.dtype(code)): np.dtype(code) for code in "efdbhiqBHIQ?"}
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
-from flame_rl.actor.environments import agents as making
+from flame_rl.actor.environments import making
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed

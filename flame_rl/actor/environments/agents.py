@@ -20,16 +20,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium import spaces
 
-from flame_rl.actor.environments.making import (
-    DEFAULT_LIMIT,
-    GROUPS,
-    absent_module,
-    as_sent,
-    cannot_be_made,
-    check_spaces,
-    module_not_found,
-    needs_package,
-)
+from flame_rl.actor.environments import making
 from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.environments.wrapping import constructor_arguments, wrapped
 from flame_rl.actor.failure import SimulatorError, unusable
@@ -53,8 +44,8 @@ def has_agents(env_id: str) -> bool:
 
 
 def make_agents(environment: Environment, render_mode: str | None = None) -> ParallelEnv:
-    """A parallel environment whose spaces can be learned by one policy, shown as `render_mode`
-    says. Raises SimulatorError of kind "environment"."""
+    """A parallel environment whose agents have the same spaces, shown as `render_mode` says. Raises
+    SimulatorError of kind "environment"."""
     env_id = environment.env_id
     options = constructor_arguments(environment, render_mode)
     try:
@@ -78,22 +69,20 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
                     f"{first} has {space_of(first)!s:.300}, {other} has {space_of(other)!s:.300}; "
                     "SuperSuit's pad_observations_v0 and pad_action_space_v0 make them alike"
                 )
-    actions = env.action_space(first)
-    seen, _ = beside_mask(environment, env.observation_space(first), actions)
-    check_spaces(env_id, seen, actions)
     return env
 
 
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
     """The spec of an environment that `make_agents` made. Raises SimulatorError of kind
-    "environment" if it cannot be sent."""
+    "environment" for spaces that cannot be learned."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)
+    making.check_spaces(environment.env_id, space, actions)
     if environment.agent_number:
         space = spaces.Tuple((space, spaces.Discrete(len(agents))))
     limits = limit_of(environment, env), _own_limit(env)
-    spec = EnvironmentSpec(
+    return EnvironmentSpec(
         environment.env_id,
         space,
         actions,
@@ -102,7 +91,6 @@ def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
         limited_by_default=environment.max_episode_steps is None and limits[0] is not None,
         action_mask=masks or "none",
     )
-    return as_sent(spec)
 
 
 def turn_of(env: ParallelEnv) -> Hashable | None:
@@ -117,7 +105,7 @@ def turn_of(env: ParallelEnv) -> Hashable | None:
 def limit_of(environment: Environment, env: ParallelEnv) -> int | None:
     """The time limit besides the environment's own, as `Environment.max_episode_steps` says."""
     if environment.max_episode_steps is None and _own_limit(env) is None:
-        return DEFAULT_LIMIT
+        return making.DEFAULT_LIMIT
     return environment.max_episode_steps or None
 
 
@@ -145,13 +133,13 @@ def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelE
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """What importing and making raised, as one sentence with a remedy."""
-    absent = absent_module(error)
+    absent = making.absent_module(error)
     if absent is None:
-        return cannot_be_made(env_id, error)
-    if absent.name in GROUPS or not f"{env_id}.".startswith(f"{absent.name}."):
-        return needs_package(env_id, absent, "agents")
+        return making.cannot_be_made(env_id, error)
+    if absent.name in making.GROUPS or not f"{env_id}.".startswith(f"{absent.name}."):
+        return making.needs_package(env_id, absent, "agents")
     if "." not in absent.name:
-        return module_not_found(env_id, absent.name)
+        return making.module_not_found(env_id, absent.name)
     # The modules beside it, without versions: the same name in another version is nearest.
     folder, _, name = env_id.rpartition(".")
     places = getattr(sys.modules.get(folder), "__path__", [])

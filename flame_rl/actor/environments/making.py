@@ -48,8 +48,8 @@ class DefaultTimeLimit(TimeLimit):
 
 
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
-    """A Gymnasium environment whose spaces can be learned, within its wrappers; `render_mode` is
-    Gymnasium's. Raises SimulatorError of kind "environment"."""
+    """A Gymnasium environment within its wrappers; `render_mode` is Gymnasium's. Raises
+    SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
         spec = import_class(env_id)
@@ -69,8 +69,6 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
     env = with_masks(environment, env)
-    seen, _ = beside_mask(environment, env.observation_space, env.action_space)
-    check_spaces(env_id, seen, env.action_space)
     if environment.max_episode_steps is None and _time_limit(env) is None:
         return DefaultTimeLimit(env, DEFAULT_LIMIT)
     return env
@@ -92,8 +90,7 @@ def import_registering(module: str, name: str) -> None:
 
 
 def import_class(env_id: str) -> EnvSpec | None:
-    """Import the modules that register an environment and have its class; returns its entry in
-    Gymnasium's registry."""
+    """Import the modules that register an environment and have its class; returns its entry."""
     module, colon, name = env_id.rpartition(":")
     if colon:
         import_registering(module, name)
@@ -115,12 +112,13 @@ def import_environment(environment: Environment) -> None:
 
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
     """The spec of an environment that `make_environment` made; masks in `info` only its first reset
-    shows. Raises SimulatorError of kind "environment"."""
+    shows. Raises SimulatorError of kind "environment" for spaces that cannot be learned."""
     env_id = environment.env_id
     if environment.agent_number:
         raise unusable(f"--agent-number: {env_id} is an environment of one agent, which has none")
     space, masks = beside_mask(environment, env.observation_space, env.action_space)
-    spec = EnvironmentSpec(
+    check_spaces(env_id, space, env.action_space)
+    return EnvironmentSpec(
         env_id,
         space,
         env.action_space,
@@ -129,7 +127,6 @@ def describe_environment(environment: Environment, env: gymnasium.Env) -> Enviro
         reward_shape=_reward_shape(env),
         action_mask=masks or "none",
     )
-    return as_sent(spec)
 
 
 def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
@@ -143,8 +140,7 @@ def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
 
 def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     """() where a reward is one number; (K,) where the environment's `reward_space` is a Box of that
-    shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for a Box of more axes.
-    """
+    shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for another Box."""
     space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
     if not isinstance(space, spaces.Box):
         return ()
@@ -303,11 +299,6 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     """The error of an environment whose making raised this; where code that uses MuJoCo misses
     something of it, with a hint at its version."""
     cause, hint = traceback_of(error), ""
-    if re.search(r'File ".*glfw.library\.py"', cause):
-        return unusable(
-            f"{env_id} needs glfw, which evaluates whatever Python prints when it starts "
-            f"({summary(error)}): let what sitecustomize prints go to standard error"
-        )
     if re.search(r'File ".*mujoco.*gl_context\.py"', cause):
         return unusable(
             f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set the "

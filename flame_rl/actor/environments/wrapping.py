@@ -80,8 +80,7 @@ def wrappers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
 
 
 def check_command(env: str, given: Any) -> str:
-    """The command that examines the environment `env`, as an `Environment` or an `Experiment` has
-    configured it."""
+    """The command that examines `env`, configured as this `Environment` or `Experiment` is."""
     words = ["main.py", "check", "--env", env]
     for name in ("env_kwargs", "wrapper", "observe"):
         if values := getattr(given, name):

@@ -80,8 +80,7 @@ class FastMujoco(Simulator):
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """`env` is Gymnasium's environment, whose model is used; `reward_parts` are names in
-        `info`."""
+        """`env` is Gymnasium's, whose model is used; `reward_parts` are names in `info`."""
         own = env.unwrapped
         super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]

@@ -12,12 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.actor.environments import making
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import (
-    describe_environment,
-    make_environment,
-    stop_clock,
-)
 from flame_rl.actor.environments.masks import masked_choices
 from flame_rl.actor.environments.wrapping import SLOT
 from flame_rl.actor.failure import SimulatorError, summary, unusable
@@ -59,7 +55,7 @@ class EnvironmentsSimulator(Simulator):
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs: list[Any] = []
         self._envs.append(self._made())
-        self.spec = spec = describe(environment, self.first)
+        self.spec = spec = making.as_sent(describe(environment, self.first))
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         agents = spec.agent_count
@@ -103,7 +99,7 @@ class EnvironmentsSimulator(Simulator):
         began = time.monotonic()
         os.environ[SLOT] = f"{os.getpid()}-{len(self._envs)}"
         env = self._make()
-        stop_clock()
+        making.stop_clock()
         # What the first one imports takes no time again.
         self.making_seconds = min(self.making_seconds, time.monotonic() - began)
         return env
@@ -140,7 +136,9 @@ class PlainSimulator(EnvironmentsSimulator):
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
         """For the arguments see `plain_simulator`."""
         super().__init__(
-            environment, lambda: make_environment(environment, render_mode), describe_environment
+            environment,
+            lambda: making.make_environment(environment, render_mode),
+            making.describe_environment,
         )
         space = self.spec.observation_space
         self._promised = space.dtype, space.shape

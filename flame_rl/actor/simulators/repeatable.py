@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -70,34 +70,30 @@ class Checked(NamedTuple):
         rounded: which integers float32 does not hold, in a sentence, or "".
     """
 
-    differs: str
-    unknown: str
-    failed: str
-    action_mask: MaskSource | None
-    bytes: int
-    rounded: str
+    differs: str = ""
+    unknown: str = ""
+    failed: str = ""
+    action_mask: MaskSource | None = "none"
+    bytes: int = 0
+    rounded: str = ""
 
 
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     """Play an episode some times in one object and once in another. At most one exists at a time.
     Raises SimulatorError of kind "environment" if it cannot be played at all."""
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
-    failed = found.get("failed", "")
     if "unusable" in found:
         raise unusable(found["unusable"])
-    masks: MaskSource | None = "none"
     if ended == "SIGALRM":
-        found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
-        found["unknown"] += ", or waits for a thread that its import started"
+        why = f"it takes more than {effort.most_seconds} s"
+        why += ", or waits for a thread that its import started"
+        found = {"action_mask": None, "unknown": why} | found
     elif ended:
-        failed = f"it ended its process ({ended}) while an episode was repeated"
-    if found.get("action_mask") in get_args(MaskSource):
-        masks = found["action_mask"]
-    unknown = found.get("unknown", "")
-    if unknown:
-        unknown = f"Whether {env_id} repeats itself is not checked: {unknown}."
-    differs, rounded = found.get("differs", ""), found.get("rounded", "")
-    return Checked(differs, unknown, failed, masks, found.get("bytes", 0), rounded)
+        found["failed"] = f"it ended its process ({ended}) while an episode was repeated"
+    if unknown := found.get("unknown"):
+        found["unknown"] = f"Whether {env_id} repeats itself is not checked: {unknown}."
+    # The environment may have written other names.
+    return Checked(**{name: found[name] for name in Checked._fields if name in found})
 
 
 def check_beside(

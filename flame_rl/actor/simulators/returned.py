@@ -147,8 +147,7 @@ class Masks:
     def of(
         self, observation: object, info: object, slot: int, source: str
     ) -> tuple[object, object]:
-        """What `source`, "reset" or "step", returned: the observation alone, and what has its
-        mask."""
+        """What `source` returned: the observation alone, and what has its mask."""
         if self.found_in is None:
             found = isinstance(info, Mapping) and ACTION_MASK in info
             self.found_in = "info" if found else "none"
@@ -160,8 +159,7 @@ class Masks:
         return observation[OBSERVATION], observation
 
     def take(self, slot: int, holder: object, source: str, ended: bool = False) -> None:
-        """Read the mask in what `of` returned; at an episode's end there may be none,
-        which allows nothing."""
+        """Read the mask in what `of` returned; at an episode's end none is needed."""
         mask = holder.get(ACTION_MASK) if isinstance(holder, Mapping) else None
         allowed = self._allowed[slot]
         if type(mask) is np.ndarray and mask.dtype == np.int8 and mask.shape == self._usual:
@@ -182,8 +180,7 @@ class Masks:
                 raise invalid(f"{ACTION_MASK}: {source} returned {error}", slot) from error
 
     def wait(self, slot: int) -> None:
-        """It is another agent's turn: the first choice of each factor, which does nothing, is the
-        only one."""
+        """It is another agent's turn: only the first choice, which does nothing, is allowed."""
         self._allowed[slot] = 0
         self._allowed[slot, self._first] = 1
 

@@ -83,8 +83,7 @@ class Simulator:
 
 
 def as_rows(slots: np.ndarray) -> slice | np.ndarray:
-    """An index of the rows of `slots`, int [n], ascending; a slice, which copies nothing, if they
-    are consecutive."""
+    """An index of the rows of `slots`, int [n], ascending; a slice if they are consecutive."""
     if len(slots) == 0:
         return slice(0, 0)
     first, last = int(slots[0]), int(slots[-1])

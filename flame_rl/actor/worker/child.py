@@ -22,8 +22,7 @@ from flame_rl.wire.packing import Buffer, WireError
 
 
 def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) -> None:
-    """Read frames and answer requests until the pipe of the questions closes; the other descriptors
-    are as in `supervisor._Player`."""
+    """Answer requests until the questions end; for the descriptors see `supervisor._Player`."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(questions_fd, "rb", buffering=0)
     answers = os.fdopen(answers_fd, "wb", buffering=0)

@@ -114,8 +114,7 @@ class Worker:
         return child.pid if child else None
 
     def played(self) -> tuple[int, int]:
-        """The numbers of episodes and env steps of the task that the child is at, as of now; for
-        any thread."""
+        """The episodes and env steps that the child has played of its task; for any thread."""
         return self._played
 
     def start(self) -> None:
@@ -130,12 +129,9 @@ class Worker:
     def describe(
         self, environment: Environment, deadline: float, withdrawn: Withdrawn = lambda: False
     ) -> Buffer:
-        """Let the child describe an environment, whose simulator it keeps, within `deadline`
-        seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
-        `CollectFailure`."""
-        question = codec.encode_describe(environment)
-        with self._calling:
-            return self._call(lambda: [question], deadline, withdrawn)
+        """Let the child describe an environment, whose simulator it keeps. Returns an encoded
+        `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
+        return self._call(codec.encode_describe(environment), deadline, withdrawn)
 
     def collect(
         self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = lambda: False
@@ -152,15 +148,10 @@ class Worker:
         Returns:
             Encoded episodes, or an encoded `CollectFailure` whatever the child does.
         """
-
-        def frames() -> list[bytes]:
-            return [request] if self._child.sent == snapshot else [snapshot, request]
-
         with self._calling:
-            answer = self._call(frames, limits.deadline, withdrawn)
+            answer = self._call(request, limits.deadline, withdrawn, snapshot)
             self._played = 0, 0
             if (child := self._child) is not None:
-                child.sent = snapshot
                 child.episodes += limits.episodes
                 if (
                     # The simulator may be in a broken state.
@@ -181,10 +172,9 @@ class Worker:
             self._end_child(CLOSE_SECONDS)
 
     def _call(
-        self, frames: Callable[[], list[bytes]], deadline: float, withdrawn: Withdrawn
+        self, request: bytes, deadline: float, withdrawn: Withdrawn, snapshot: bytes | None = None
     ) -> Buffer:
-        """Ask the child; `frames` is called once it runs. Returns its answer, or an encoded
-        `CollectFailure`."""
+        """Ask the child. Returns its answer, or an encoded `CollectFailure`."""
         # Whatever happens before the child says that it plays is not the episodes' doing.
         kind: FailureKind = "start"
         limit = time.monotonic() + deadline
@@ -213,8 +203,10 @@ class Worker:
             self.start()
             child = self._child
             child.asked = True
-            for frame in frames():
-                write_frame(child.questions, frame, wait)
+            if snapshot is not None and child.sent != snapshot:
+                write_frame(child.questions, snapshot, wait)
+                child.sent = snapshot
+            write_frame(child.questions, request, wait)
             answer, child.memory_bytes = read_frame(child.answers, wait)
             while len(answer) == PROGRESS.size and time.monotonic() < limit:
                 kind, self._played = "crash", PROGRESS.unpack(answer)
