@@ -17,6 +17,7 @@ import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.compiled import library as compiled_library
 from flame_rl.learner.compiled import network as compiled_module
+from flame_rl.learner.compiled import targets
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
@@ -373,5 +374,5 @@ def test_a_copy_computes_on_its_own_parameters():
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch):
-    monkeypatch.setattr(compiled_library, "crc32", lambda source: 1)
+    monkeypatch.setattr(targets, "crc32", lambda source: 1)
     assert compiled_library.library.__wrapped__() is None

@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks
-from flame_rl.learner.training.network import Loss, Network, Samples, split
+from flame_rl.learner.training.network import Loss, NativeLoss, Network, Samples, split
 from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
 
 
@@ -94,7 +94,8 @@ def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
     """Whether the epoch is one call of compiled code; not where the slices of a minibatch keep
     all cores busy, and one core would take longer."""
     on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
-    return network.has_epochs(loss) and (on_one_core or not network.parallel)
+    compiled = network.compiled and isinstance(loss, NativeLoss)
+    return compiled and (on_one_core or not network.parallel)
 
 
 def descend_by(

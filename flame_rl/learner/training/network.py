@@ -81,12 +81,15 @@ class Network(Protocol):
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
+        compiled: whether there is a method `run_epoch`, one call of compiled code for an epoch of a
+            `NativeLoss`.
     """
 
     slice_rows: int
     remembers: bool
     frames: int
     parallel: bool
+    compiled: bool = False
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
@@ -108,11 +111,6 @@ class Network(Protocol):
         numbers, gradients = loss(samples, *forward.outputs)
         forward.backward(gradients, gradient)
         return sums_of(numbers)
-
-    def has_epochs(self, loss: Loss) -> bool:
-        """Whether the network has a method `run_epoch`, one call of compiled code for an epoch of
-        this loss."""
-        return False
 
 
 def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
