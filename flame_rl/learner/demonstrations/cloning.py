@@ -132,7 +132,7 @@ class ClonedFirst(OnPolicyAlgorithm):
 
 
 def cloned_first(
-    config: TrainConfig, spec: EnvironmentSpec, algorithm: Update, demonstrations: Demonstrations
+    config: TrainConfig, spec: EnvironmentSpec, update: Update, demonstrations: Demonstrations
 ) -> ClonedFirst:
     """An algorithm with new networks, which clones the demonstrations first. Raises UsageError as
     `on_policy` does, and where policies are a step behind."""
@@ -141,5 +141,5 @@ def cloned_first(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"
         )
-    plain = on_policy(config, spec, algorithm)
+    plain = on_policy(config, spec, update)
     return ClonedFirst(**vars(plain), demonstrations=demonstrations)

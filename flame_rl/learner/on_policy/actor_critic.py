@@ -27,9 +27,9 @@ from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import (
     Epoch,
     StepConfig,
-    descend,
-    descend_by,
-    runs_alone,
+    runs_compiled,
+    train_epoch,
+    train_minibatches,
 )
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
@@ -91,7 +91,7 @@ class PolicyTraining:
             For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
             means over its steps, and "gradient_norm".
         """
-        return descend(self.policy.network, self.adam, epoch, loss, config)
+        return train_epoch(self.policy.network, self.adam, epoch, loss, config)
 
 
 class ActorCritic(PolicyTraining):
@@ -205,7 +205,7 @@ class TwoNetworks(ActorCritic):
         every = [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders]
         step = StepConfig(learning_rate, self._settings.max_grad_norm)
         # What is computed by Python trains here, because two threads would wait for its lock.
-        if runs_alone(self.value.network, every[0], value_loss) and available_cores() > 1:
+        if runs_compiled(self.value.network, every[0], value_loss) and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
             threads = kept_threads("values", 1)
             self._running = threads.submit(copy_context().run, self._fit, every, step)
@@ -222,7 +222,7 @@ class TwoNetworks(ActorCritic):
     def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
         """Train the values; returns the mean loss of the last epoch."""
         for epoch in epochs:
-            steps = descend(self.value.network, self.value.adam, epoch, value_loss, config)
+            steps = train_epoch(self.value.network, self.value.adam, epoch, value_loss, config)
         return sum(numbers["loss"] for numbers in steps) / len(steps)
 
 
@@ -234,25 +234,25 @@ class OneNetwork(ActorCritic):
 
     def __init__(
         self,
-        network: TrainedNetwork,
+        trained: TrainedNetwork,
         policy: Computed,
         value: Computed,
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """The outputs of `network` are log-probabilities, entropies, values, and each auxiliary
+        """The outputs of `trained` are log-probabilities, entropies, values, and each auxiliary
         loss; `policy` and `value` are the same module, computed as one of both."""
-        super().__init__(policy, value, network.adam, statistics)
+        super().__init__(policy, value, trained.adam, statistics)
         self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
-        self._network, self._settings = network, settings
+        self._trained, self._settings = trained, settings
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        own = {"shared": self._network.module, "shared_adam": self.adam}
+        own = {"shared": self._trained.module, "shared_adam": self.adam}
         return own | self.statistics.parts
 
     def prepare(self, batch: Batch) -> Batch:
-        inputs = self._network.network.prepare(batch.network_inputs)
+        inputs = self._trained.network.prepare(batch.network_inputs)
         return replace(batch, policy_inputs=inputs, value_inputs=inputs)
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
@@ -269,9 +269,9 @@ class OneNetwork(ActorCritic):
             terms.append(Term(loss_name(name), weight, output_as_loss, outputs=(len(terms) + 1,)))
 
         def gradient_of(minibatch: Samples) -> dict[str, float]:
-            return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
+            return differentiate_sum(terms, self._trained.network, minibatch, self.adam.gradient)
 
-        return descend_by(gradient_of, self.adam, epoch, config)
+        return train_minibatches(gradient_of, self.adam, epoch, config)
 
 
 class Statistics:

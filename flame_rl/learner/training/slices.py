@@ -69,7 +69,7 @@ def accumulate(
 
 
 def mean_gradient(
-    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+    network: Network, loss: Loss, gradient: np.ndarray, samples: Samples
 ) -> dict[str, float]:
     """As `accumulate`, of a network's loss."""
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
