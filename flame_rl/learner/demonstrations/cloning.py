@@ -54,8 +54,7 @@ class Imitation(Algorithm):
         if normalizers := normalizers_of(self.training.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations, outliers=False)
-            for numbers, normalizer in normalizers:
-                normalizer.set(moments.mean[numbers], moments.std[numbers])
+            moments.set_in(normalizers)
         batch = self.training.prepare(batch)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         return bc(self.training, batch, self.config, decay, generator)

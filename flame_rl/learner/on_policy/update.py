@@ -18,7 +18,6 @@ from flame_rl.learner.on_policy.actor_critic import (
     Computed,
     OneNetwork,
     Statistics,
-    TwoNetworks,
 )
 from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
@@ -142,7 +141,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
     policy, value = map(train, modules)
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
-    return TwoNetworks(policy, value, statistics, settings)
+    return ActorCritic(policy, value, policy.adam, statistics, settings)
 
 
 def shrink_until_close(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from flame_rl.learner.state import count_in
 from flame_rl.learner.training.frames import SideBySide
+from flame_rl.modules.observations import Centering, ObservationNormalizer
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
 _LEAST_STD = 1e-6
@@ -57,6 +60,13 @@ class RunningMoments:
                 between = difference**2 * (self.count * len(own) / total)
                 self._squares = self._squares + squares + between
                 self.count = total
+
+    def set_in(
+        self, normalizers: Iterable[tuple[slice, ObservationNormalizer | Centering]]
+    ) -> None:
+        """Set normalisers of the rows, each with the columns that it gets."""
+        for columns, normalizer in normalizers:
+            normalizer.set(self.mean[columns], self.std[columns])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """See `Stateful`."""
