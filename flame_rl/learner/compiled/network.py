@@ -13,7 +13,7 @@ from flame_rl.learner.compiled import library as core
 from flame_rl.learner.compiled.library import COLUMNS, METRICS, address
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch, StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Network, Samples, rows_of
+from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Network, Samples
 from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
@@ -129,7 +129,7 @@ class CompiledNetwork(Network):
         return self.forward(samples).outputs
 
     def forward(self, samples: Samples) -> CompiledPass:
-        rows, names = rows_of(samples), _HEAD_COLUMNS[self._head.kind]
+        rows, names = len(samples["inputs"]), _HEAD_COLUMNS[self._head.kind]
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         shape = (rows,) if names or self._head.scale is not None else (rows, self._outputs)
         outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(names))]
@@ -140,7 +140,7 @@ class CompiledNetwork(Network):
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         if not isinstance(loss, NativeLoss):
             return super().differentiate(loss, samples, gradient)
-        rows, metrics = rows_of(samples), np.zeros(len(METRICS))
+        rows, metrics = len(samples["inputs"]), np.zeros(len(METRICS))
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)

@@ -121,7 +121,7 @@ def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
 def split(samples: Samples, count: int) -> list[Samples]:
     """Divide the samples into `count` chunks of almost even size, without copying; into fewer where
     there are fewer sequences."""
-    rows = rows_of(samples)
+    rows = len(samples["inputs"])
     ends = [rows * place // count for place in range(count + 1)]
     if "time" in samples:
         starts = np.append(np.flatnonzero(samples["time"] == 0), rows)
@@ -130,8 +130,3 @@ def split(samples: Samples, count: int) -> list[Samples]:
         {name: column[start:stop] for name, column in samples.items()}
         for start, stop in itertools.pairwise(ends)
     ]
-
-
-def rows_of(samples: Samples) -> int:
-    """B."""
-    return len(samples["inputs"])
