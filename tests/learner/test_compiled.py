@@ -17,13 +17,20 @@ import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.compiled import library as compiled_library
 from flame_rl.learner.compiled import network as compiled_module
+from flame_rl.learner.compiled import targets
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import adam, choose, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
-from flame_rl.learner.training.epoch import Epoch, StepConfig, descend, descend_by, runs_alone
+from flame_rl.learner.training.epoch import (
+    Epoch,
+    StepConfig,
+    runs_compiled,
+    train_epoch,
+    train_minibatches,
+)
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import flat_parameters
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
@@ -116,9 +123,9 @@ def epoch_of(head: str, steps: int, count: int, inputs: int = 5, masked: bool = 
 def step_by_step(trained, epoch, loss, config):
     """The same epoch, by torch."""
     network, adam = AutogradNetwork(trained.module), trained.adam
-    assert not runs_alone(network, epoch, loss)
-    return descend_by(
-        lambda minibatch: mean_gradient(network, minibatch, loss, adam.gradient),
+    assert not runs_compiled(network, epoch, loss)
+    return train_minibatches(
+        lambda minibatch: mean_gradient(network, loss, adam.gradient, minibatch),
         adam,
         epoch,
         config,
@@ -194,8 +201,8 @@ def test_an_epoch_is_its_minibatches_by_torch(head, slice_rows, monkeypatch):
     epoch, config = epoch_of(head, 150, 4, masked=slice_rows == 16), StepConfig(3e-3, 0.5)
     for name in losses_of(head):
         ours, theirs = (make(head, [12], "tanh", False, 5, seed=4) for _ in range(2))
-        assert runs_alone(ours.network, epoch, LOSSES[name])
-        our_steps = descend(ours.network, ours.adam, epoch, LOSSES[name], config)
+        assert runs_compiled(ours.network, epoch, LOSSES[name])
+        our_steps = train_epoch(ours.network, ours.adam, epoch, LOSSES[name], config)
         their_steps = step_by_step(theirs, epoch, LOSSES[name], config)
         assert len(our_steps) == len(their_steps) == ours.adam.steps == theirs.adam.steps == 4
         for one, other in zip(our_steps, their_steps, strict=True):
@@ -214,7 +221,7 @@ def test_an_epoch_ends_at_the_kl_limit(wrong, one_call, monkeypatch):
     log_probs[epoch.order[150:180]] += wrong
     epoch.columns["log_probs"] = log_probs
     config = StepConfig(1e-4, 0.5, 0.1)
-    found = descend(ours.network, ours.adam, epoch, loss, config)
+    found = train_epoch(ours.network, ours.adam, epoch, loss, config)
     assert len(found) == len(step_by_step(theirs, epoch, loss, config)) == 6
     assert [config.exceeds_kl(numbers) for numbers in found] == 5 * [False] + [True]
     assert ours.adam.steps == theirs.adam.steps == 5
@@ -225,9 +232,9 @@ def test_a_divergence_at_the_limit_is_within_it():
     """Compiled code compares in float32."""
     trained = make("gaussian", [8], "tanh", False, 3, seed=1)
     epoch, loss = epoch_of("gaussian", 300, 1, inputs=3), LOSSES["clipped"]
-    (first,) = descend(trained.network, trained.adam, epoch, loss, StepConfig(0.0, 0.5))
+    (first,) = train_epoch(trained.network, trained.adam, epoch, loss, StepConfig(0.0, 0.5))
     config = StepConfig(1e-3, 0.5, first["kl"])
-    (numbers,) = descend(trained.network, trained.adam, epoch, loss, config)
+    (numbers,) = train_epoch(trained.network, trained.adam, epoch, loss, config)
     assert not config.exceeds_kl(numbers) and trained.adam.steps == 2
 
 
@@ -235,7 +242,7 @@ def test_what_is_not_finite_stays_so():
     """The learner refuses it."""
     trained, epoch = make("value", [8], "relu", False, 5, seed=1), epoch_of("value", 300, 4)
     epoch.columns["targets"][7] = np.nan
-    steps = descend(trained.network, trained.adam, epoch, value_loss, StepConfig(0.01, 0.5))
+    steps = train_epoch(trained.network, trained.adam, epoch, value_loss, StepConfig(0.01, 0.5))
     assert len(steps) == 4 and np.isnan([numbers["loss"] for numbers in steps]).any()
     assert np.isnan(trained.adam.parameters).any()
 
@@ -373,5 +380,5 @@ def test_a_copy_computes_on_its_own_parameters():
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch):
-    monkeypatch.setattr(compiled_library, "crc32", lambda source: 1)
+    monkeypatch.setattr(targets, "crc32", lambda source: 1)
     assert compiled_library.library.__wrapped__() is None

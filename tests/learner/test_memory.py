@@ -98,7 +98,7 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     expected = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
+    numbers = mean_gradient(network, policy_gradient_loss(0.3), gradient, samples)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
     assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
@@ -114,7 +114,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         (log_prob, _) = slices.outputs(network, samples)
-        numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
+        numbers = mean_gradient(network, policy_gradient_loss(0.3), gradient, samples)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[12, 1][0].tobytes() == gradients[12, 3][0].tobytes()
     assert gradients[12, 1][1].tobytes() == gradients[12, 3][1].tobytes()

@@ -1,5 +1,6 @@
 /* Networks of dense layers in training: forward and backward passes, heads and losses, Adam,
- * whole epochs, and steps of deep Q-learning. One call does one of these, and needs nothing but its arguments.
+ * whole epochs, and steps of deep Q-learning. One call does one of these, and needs nothing but its
+ * arguments.
  *
  * Arrays are float32, row after row. All parameters of a network lie in one array, as torch keeps
  * them: a weight is [outputs, inputs]. A gradient has the same order. Sums are added in an order
@@ -14,7 +15,7 @@
 #else
 #define LANES 4
 #endif
-/* A product is computed in blocks of ROWS x PANEL numbers, which stay in registers. */
+/* A product is computed in tiles of ROWS x PANEL numbers, which stay in registers. */
 #define ROWS 6
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
@@ -26,14 +27,14 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef float four __attribute__((vector_size(16), aligned(4)));
 
 enum { NONE, TANH, RELU, SILU };
-enum { RAW, VALUE, GAUSSIAN, CATEGORICAL };
+enum { VALUE, GAUSSIAN, CATEGORICAL };
 enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
 /* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
  * the next inputs where there are any. */
 enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, REWARDS,
        DISCOUNTS, COLUMNS };
-/* The numbers of a loss. */
-enum { LOSS, ENTROPY, KL, NUMBERS };
+/* The metrics of a loss. */
+enum { LOSS, ENTROPY, KL, METRICS };
 
 /* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation.
  * `weight`, `bias`, `norm_weight` and `norm_bias` are offsets into the array of all parameters; -1:
@@ -43,9 +44,10 @@ typedef struct {
     double epsilon;
 } Layer;
 
-/* What a loss gets of the last layer's output. A value is the output times `scale`. A Gaussian has
- * the output as its mean; the first parameters are logarithms of its standard deviations. A
- * categorical distribution has logits of one factor after another, `choices[f]` of factor f. */
+/* What a loss gets of the last layer's output. Values are the output, times `scale` unless that is
+ * null. A Gaussian has the output as its mean; the first parameters are logarithms of its standard
+ * deviations. A categorical distribution has logits of one factor after another, `choices[f]` of
+ * factor f. */
 typedef struct {
     int64_t kind, factors;
     const int32_t *choices;
@@ -68,9 +70,6 @@ typedef struct {
     const void *data[COLUMNS];
     int64_t bytes[COLUMNS]; /* of a row */
 } Samples;
-
-/* The checksum of this file; hatch_build.py defines it. */
-uint32_t source(void) { return SOURCE; }
 
 /* ---- elementwise functions, which the compiler turns into vectors ---- */
 
@@ -154,17 +153,17 @@ INLINE void transpose(float *to, int64_t to_row, const float *from, int64_t from
 static void pack(float *panel, Matrix b, int64_t inner, int64_t columns) {
     if (columns < PANEL)
         for (int64_t v = 0; v < VECTORS * inner; v++) ((vector *)panel)[v] = (vector){0};
-    int64_t blocks = b.row == 1 ? columns / 4 * 4 : 0, rows = inner / 4 * 4;
-    for (int64_t j = 0; j < blocks; j += 4)
+    int64_t fours = b.row == 1 ? columns / 4 * 4 : 0, rows = inner / 4 * 4;
+    for (int64_t j = 0; j < fours; j += 4)
         for (int64_t k = 0; k < rows; k += 4)
             transpose(panel + k * PANEL + j, PANEL, b.data + k + j * b.column, b.column);
     for (int64_t k = 0; k < inner; k++)
-        for (int64_t j = k < rows ? blocks : 0; j < columns; j++)
+        for (int64_t j = k < rows ? fours : 0; j < columns; j++)
             panel[k * PANEL + j] = b.data[k * b.row + j * b.column];
 }
 
-/* A block of C = A B, or with `add` of C += A B, of up to `columns` columns. */
-INLINE void block(int rows, int vectors, Matrix c, Matrix a, Matrix b, int64_t inner,
+/* A tile of C = A B, or with `add` of C += A B, of up to `columns` columns. */
+INLINE void tile(int rows, int vectors, Matrix c, Matrix a, Matrix b, int64_t inner,
                   int64_t columns, int add) {
     vector sum[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
@@ -197,28 +196,28 @@ INLINE void block(int rows, int vectors, Matrix c, Matrix a, Matrix b, int64_t i
 INLINE int64_t vectors_of(int64_t numbers) { return (numbers + LANES - 1) / LANES; }
 
 /* C = A B, or with `add` C += A B; C is [rows, columns], A [rows, inner] and B [inner, columns].
- * `room` holds inner * PANEL numbers. */
+ * `scratch` holds inner * PANEL numbers. */
 static void product(Matrix c, Matrix a, Matrix b, int64_t rows, int64_t inner, int64_t columns,
-                    int add, float *room) {
+                    int add, float *scratch) {
     /* The way around that leaves fewer lanes of vectors empty. */
     if (4 * vectors_of(rows) * columns < 3 * vectors_of(columns) * rows) {
-        product(transposed(c), transposed(b), transposed(a), columns, inner, rows, add, room);
+        product(transposed(c), transposed(b), transposed(a), columns, inner, rows, add, scratch);
         return;
     }
     for (int64_t j = 0; j < columns; j += PANEL) {
         int64_t width = columns - j < PANEL ? columns - j : PANEL;
         Matrix panel = matrix(b.data + j * b.column, b.row, 1);
         if (b.column != 1 || width < PANEL || b.row > WIDE) {
-            pack(room, matrix(panel.data, b.row, b.column), inner, width);
-            panel = matrix(room, PANEL, 1);
+            pack(scratch, matrix(panel.data, b.row, b.column), inner, width);
+            panel = matrix(scratch, PANEL, 1);
         }
         for (int64_t i = 0; i < rows; i += ROWS) {
             Matrix from = matrix(a.data + i * a.row, a.row, a.column);
             Matrix to = matrix(c.data + i * c.row + j * c.column, c.row, c.column);
 #define CASE(R)                                                             \
     case R:                                                                 \
-        if (width <= LANES) block(R, 1, to, from, panel, inner, width, add); \
-        else block(R, 2, to, from, panel, inner, width, add);               \
+        if (width <= LANES) tile(R, 1, to, from, panel, inner, width, add); \
+        else tile(R, 2, to, from, panel, inner, width, add);               \
         break;
             switch (rows - i) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) default: CASE(6) }
         }
@@ -297,7 +296,7 @@ static void normalize_rows_backward(float *gradient, const float *x, const float
     }
 }
 
-/* Where the arrays of a pass of `rows` samples lie in its workspace: room for products; two
+/* Where the arrays of a pass of `rows` samples lie in its workspace: scratch for products; two
  * gradients that take turns; four numbers of each sample for the head and its loss; for each layer
  * its output, what its activation got, its normalised rows and their factors. */
 typedef struct {
@@ -318,12 +317,12 @@ static float *gradients(const Network *network, int64_t number, int64_t rows, fl
     return workspace + (greater(rows, width) + 2) * PANEL + number * rows * width;
 }
 
-static float *for_head(const Network *network, int64_t number, int64_t rows, float *workspace) {
-    return gradients(network, 2, rows, workspace) + number * rows;
+static float *for_head(const Network *network, int64_t rows, float *workspace) {
+    return gradients(network, 2, rows, workspace);
 }
 
 static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
-    float *place = for_head(network, 4, rows, workspace);
+    float *place = for_head(network, rows, workspace) + 4 * rows;
     for (int64_t i = 0; i < layer; i++) place += rows * (3 * network->layers[i].outputs + 1);
     int64_t size = rows * network->layers[layer].outputs;
     return (Saved){place, place + size, place + 2 * size, place + 3 * size};
@@ -341,25 +340,26 @@ static const float *layers_forward(const Network *network, const float *paramete
     for (int64_t i = 0; i < network->count; i++) {
         const Layer *layer = network->layers + i;
         int64_t inputs = layer->inputs, outputs = layer->outputs;
-        Saved own = saved(network, i, rows, workspace);
+        Saved kept = saved(network, i, rows, workspace);
         int normal = layer->norm_weight >= 0;
-        float *y = normal ? own.normalized : own.output;
+        float *y = normal ? kept.normalized : kept.output;
         product(matrix(y, outputs, 1), matrix(x, inputs, 1),
                 matrix(parameters + layer->weight, 1, inputs), rows, inputs, outputs, 0, workspace);
         if (normal)
-            normalize_rows(own.output, own.normalized, own.inverse, parameters + layer->bias,
+            normalize_rows(kept.output, kept.normalized, kept.inverse, parameters + layer->bias,
                            parameters + layer->norm_weight, layer->epsilon, rows, outputs);
         const float *bias = parameters + (normal ? layer->norm_bias : layer->bias);
-        activate(layer->activation, own.output, own.before, bias, rows, outputs);
-        x = own.output;
+        activate(layer->activation, kept.output, kept.before, bias, rows, outputs);
+        x = kept.output;
     }
     return x;
 }
 
 /* total[j] += sum over rows of a[i, j]. */
-static void add_columns(float *total, const float *a, int64_t rows, int64_t width, float *room) {
+static void add_columns(float *total, const float *a, int64_t rows, int64_t width, float *scratch) {
     const float one = 1;
-    product(matrix(total, width, 1), matrix(&one, 0, 0), matrix(a, width, 1), 1, rows, width, 1, room);
+    product(matrix(total, width, 1), matrix(&one, 0, 0), matrix(a, width, 1), 1, rows, width, 1,
+            scratch);
 }
 
 /* total[j] += sum over rows of a[i, j] b[i, j]. */
@@ -377,14 +377,14 @@ static void layers_backward(const Network *network, const float *parameters, flo
     for (int64_t i = network->count - 1; i >= 0; i--) {
         const Layer *layer = network->layers + i;
         int64_t inputs = layer->inputs, outputs = layer->outputs;
-        Saved own = saved(network, i, rows, workspace);
-        activate_backward(layer->activation, gradient, own.output, own.before, rows * outputs);
+        Saved kept = saved(network, i, rows, workspace);
+        activate_backward(layer->activation, gradient, kept.output, kept.before, rows * outputs);
         if (layer->norm_weight >= 0) {
             if (sums) {
-                add_products(sums + layer->norm_weight, gradient, own.normalized, rows, outputs);
+                add_products(sums + layer->norm_weight, gradient, kept.normalized, rows, outputs);
                 add_columns(sums + layer->norm_bias, gradient, rows, outputs, workspace);
             }
-            normalize_rows_backward(gradient, own.normalized, own.inverse,
+            normalize_rows_backward(gradient, kept.normalized, kept.inverse,
                                     parameters + layer->norm_weight, rows, outputs);
         }
         const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
@@ -396,7 +396,8 @@ static void layers_backward(const Network *network, const float *parameters, flo
         float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
         if (next)
             product(matrix(next, inputs, 1), matrix(gradient, outputs, 1),
-                    matrix(parameters + layer->weight, inputs, 1), rows, outputs, inputs, 0, workspace);
+                    matrix(parameters + layer->weight, inputs, 1), rows, outputs, inputs, 0,
+                    workspace);
         gradient = next;
     }
 }
@@ -406,6 +407,8 @@ static void layers_backward(const Network *network, const float *parameters, flo
 static int64_t width_of(const Network *network) {
     return network->layers[network->count - 1].outputs;
 }
+
+INLINE float scale_of(const Head *head) { return head->scale ? *head->scale : 1; }
 
 /* A choice that a mask forbids, by bits as NumPy packs them, has the lowest logit. */
 INLINE int allowed(const uint8_t *mask, int64_t choice) {
@@ -432,67 +435,69 @@ static float log_softmax(float *log_p, const float *logits, const uint8_t *mask,
     return entropy;
 }
 
-/* What a loss sees of `rows` samples: of a policy log-probabilities of the actions and entropies,
- * [rows] each; otherwise the values, or the output itself, as `first`. */
+/* What a loss sees of `rows` samples: as `result` log-probabilities of the actions, [rows], or
+ * values, [rows, outputs]; of a policy also the entropies, [rows]. */
 void forward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-             float *workspace, float *first, float *second) {
+             float *workspace, float *result, float *entropy) {
     const Head *head = &network->head;
-    const float *output = layers_forward(network, parameters, samples->data[INPUTS], rows, workspace);
-    float *room = workspace;
+    const float *x = samples->data[INPUTS];
+    const float *output = layers_forward(network, parameters, x, rows, workspace);
+    float *scratch = workspace;
     int64_t width = width_of(network);
-    if (head->kind == RAW) __builtin_memcpy(first, output, 4 * rows * width);
     if (head->kind == VALUE)
-        for (int64_t i = 0; i < rows; i++) first[i] = output[i] * *head->scale;
+        for (int64_t i = 0; i < rows * width; i++) result[i] = output[i] * scale_of(head);
     if (head->kind == GAUSSIAN) {
         const float *log_std = parameters, *actions = samples->data[ACTIONS];
         float constant = 0.918938533f * width; /* log(2 pi) / 2 */
-        for (int64_t j = 0; j < width; j++) constant += log_std[j], room[j] = exponential(-log_std[j]);
+        for (int64_t j = 0; j < width; j++) {
+            constant += log_std[j];
+            scratch[j] = exponential(-log_std[j]);
+        }
         for (int64_t i = 0; i < rows; i++, output += width, actions += width) {
             float squares = 0;
             for (int64_t j = 0; j < width; j++) {
-                float z = (actions[j] - output[j]) * room[j];
+                float z = (actions[j] - output[j]) * scratch[j];
                 squares += z * z;
             }
-            first[i] = -0.5f * squares - constant;
-            second[i] = constant + 0.5f * width;
+            result[i] = -0.5f * squares - constant;
+            entropy[i] = constant + 0.5f * width;
         }
     }
     if (head->kind == CATEGORICAL) {
         const int32_t *actions = samples->data[ACTIONS];
         const uint8_t *mask = samples->data[MASKS];
         for (int64_t i = 0; i < rows; i++, output += width, actions += head->factors) {
-            first[i] = second[i] = 0;
+            result[i] = entropy[i] = 0;
             for (int64_t f = 0, start = 0; f < head->factors; start += head->choices[f++]) {
-                second[i] += log_softmax(room, output + start, mask, start, head->choices[f]);
-                first[i] += room[actions[f]];
+                entropy[i] += log_softmax(scratch, output + start, mask, start, head->choices[f]);
+                result[i] += scratch[actions[f]];
             }
             if (mask) mask += samples->bytes[MASKS];
         }
     }
 }
 
-/* After `forward`, and given gradients for what the loss sees: add the gradient of the parameters to
+/* After `forward`, and given the gradients of a loss for what it sees: add that of the parameters to
  * `sums`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are null. */
 void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-              float *workspace, const float *of_first, const float *of_second, float *sums,
+              float *workspace, const float *d_result, const float *d_entropy, float *sums,
               float *x_gradient) {
     const Head *head = &network->head;
     const float *output = saved(network, network->count - 1, rows, workspace).output;
-    float *gradient = gradients(network, 0, rows, workspace), *room = workspace;
+    float *gradient = gradients(network, 0, rows, workspace), *scratch = workspace;
     int64_t width = width_of(network);
-    if (head->kind == RAW) __builtin_memcpy(gradient, of_first, 4 * rows * width);
     if (head->kind == VALUE)
-        for (int64_t i = 0; i < rows; i++) gradient[i] = of_first[i] * *head->scale;
+        for (int64_t i = 0; i < rows * width; i++) gradient[i] = d_result[i] * scale_of(head);
     if (head->kind == GAUSSIAN) {
         /* With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
          * d entropy / d log std = 1. */
         const float *log_std = parameters, *actions = samples->data[ACTIONS];
-        for (int64_t j = 0; j < width; j++) room[j] = exponential(-log_std[j]);
+        for (int64_t j = 0; j < width; j++) scratch[j] = exponential(-log_std[j]);
         for (int64_t i = 0; i < rows; i++, output += width, actions += width, gradient += width)
             for (int64_t j = 0; j < width; j++) {
-                float z = (actions[j] - output[j]) * room[j];
-                gradient[j] = of_first[i] * z * room[j];
-                if (sums) sums[j] += of_first[i] * (z * z - 1) + of_second[i];
+                float z = (actions[j] - output[j]) * scratch[j];
+                gradient[j] = d_result[i] * z * scratch[j];
+                if (sums) sums[j] += d_result[i] * (z * z - 1) + d_entropy[i];
             }
     }
     if (head->kind == CATEGORICAL) {
@@ -503,13 +508,13 @@ void backward(const Network *network, const float *parameters, const Samples *sa
         for (int64_t i = 0; i < rows; i++, output += width, gradient += width) {
             for (int64_t f = 0, start = 0; f < head->factors; start += head->choices[f++]) {
                 int64_t choices = head->choices[f];
-                float entropy = log_softmax(room, output + start, mask, start, choices);
+                float entropy = log_softmax(scratch, output + start, mask, start, choices);
                 for (int64_t j = 0; j < choices; j++) {
-                    float p = exponential(room[j]);
-                    float own = -p * (of_first[i] + of_second[i] * (room[j] + entropy));
-                    gradient[start + j] = room[j] < -1e29f ? 0 : own;
+                    float p = exponential(scratch[j]);
+                    float d_logit = -p * (d_result[i] + d_entropy[i] * (scratch[j] + entropy));
+                    gradient[start + j] = scratch[j] < -1e29f ? 0 : d_logit;
                 }
-                gradient[start + actions[f]] += of_first[i];
+                gradient[start + actions[f]] += d_result[i];
             }
             actions += head->factors;
             if (mask) mask += samples->bytes[MASKS];
@@ -520,16 +525,16 @@ void backward(const Network *network, const float *parameters, const Samples *sa
 
 /* ---- losses ---- */
 
-/* Add the loss's numbers to `numbers`, and write its gradients for what it saw. */
-static void loss_of(const Loss *loss, const float *scale, const Samples *samples, int64_t rows,
-                    const float *first, const float *second, float *of_first, float *of_second,
-                    double *numbers) {
+/* Add the loss's metrics to `metrics`, and write its gradients for what it saw. */
+static void loss_of(const Loss *loss, float scale, const Samples *samples, int64_t rows,
+                    const float *result, const float *entropy, float *d_result, float *d_entropy,
+                    double *metrics) {
     if (loss->kind == SQUARED_ERROR) { /* ((V - target) / scale)^2 / 2 */
         const float *targets = samples->data[TARGETS];
         for (int64_t i = 0; i < rows; i++) {
-            float error = (first[i] - targets[i]) / *scale;
-            numbers[LOSS] += 0.5f * error * error;
-            of_first[i] = error / *scale;
+            float error = (result[i] - targets[i]) / scale;
+            metrics[LOSS] += 0.5f * error * error;
+            d_result[i] = error / scale;
         }
         return;
     }
@@ -538,52 +543,47 @@ static void loss_of(const Loss *loss, const float *scale, const Samples *samples
     float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
     /* CLIPPED: the smaller of r A and clip(r) A. */
     for (int64_t i = 0; i < rows; i++) {
-        float advantage = advantages[i], log_ratio = first[i] - old[i];
+        float advantage = advantages[i], log_ratio = result[i] - old[i];
         float ratio = exponential(log_ratio), plain = ratio * advantage;
         float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
         float objective = plain <= clipped ? plain : clipped;
-        of_first[i] = plain <= clipped ? -plain : 0; /* a clipped ratio is constant */
+        d_result[i] = plain <= clipped ? -plain : 0; /* a clipped ratio is constant */
         if (loss->kind == POLICY_GRADIENT) {
-            objective = first[i] * advantage;
-            of_first[i] = -advantage;
+            objective = result[i] * advantage;
+            d_result[i] = -advantage;
         }
-        of_second[i] = -bonus;
-        numbers[LOSS] -= objective + bonus * second[i];
-        numbers[ENTROPY] += second[i];
-        numbers[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
+        d_entropy[i] = -bonus;
+        metrics[LOSS] -= objective + bonus * entropy[i];
+        metrics[ENTROPY] += entropy[i];
+        metrics[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
     }
 }
 
-/* Add the gradient of a loss, summed over the samples, to `sums`, and its numbers to `numbers`. */
+/* Add the gradient of a loss, summed over the samples, to `sums`, and its metrics to `metrics`. */
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
                   const Samples *samples, int64_t rows, float *workspace, float *sums,
-                  double *numbers) {
-    float *own[4];
-    for (int64_t i = 0; i < 4; i++) own[i] = for_head(network, i, rows, workspace);
-    forward(network, parameters, samples, rows, workspace, own[0], own[1]);
-    loss_of(loss, network->head.scale, samples, rows, own[0], own[1], own[2], own[3], numbers);
-    backward(network, parameters, samples, rows, workspace, own[2], own[3], sums, 0);
+                  double *metrics) {
+    float *result = for_head(network, rows, workspace), *entropy = result + rows;
+    float *d_result = entropy + rows, *d_entropy = d_result + rows;
+    forward(network, parameters, samples, rows, workspace, result, entropy);
+    loss_of(loss, scale_of(&network->head), samples, rows, result, entropy, d_result, d_entropy,
+            metrics);
+    backward(network, parameters, samples, rows, workspace, d_result, d_entropy, sums, 0);
 }
 
 /* ---- gradient steps ---- */
 
-static double norm(const float *x, int64_t size) {
-    return __builtin_sqrt(sum_of_products(x, x, size));
-}
-
 /* Adam's step (Kingma and Ba 2015, algorithm 1) for `factor` times the gradient. The sums, without
  * the factors 1 - beta, become 0 where they are too small to matter: subnormal numbers are slow. */
-void adam(float *parameters, const float *gradient, float *first, float *second, double factor,
+void adam(float *parameters, const float *gradient, float *m, float *v, double factor,
           double epsilon, double rate, int64_t size) {
     float scale = factor, small = epsilon, step = rate;
     for (int64_t i = 0; i < size; i++) {
         float g = gradient[i] * scale;
-        float m = first[i] * 0.9f + g, v = second[i] * 0.999f + g * g;
-        m = absolute(m) < 1e-20f ? 0 : m;
-        v = v < 1e-36f ? 0 : v;
-        first[i] = m;
-        second[i] = v;
-        parameters[i] -= step * m / (__builtin_sqrtf(v) + small);
+        float mean = m[i] * 0.9f + g, squares = v[i] * 0.999f + g * g;
+        m[i] = absolute(mean) < 1e-20f ? 0 : mean;
+        v[i] = squares < 1e-36f ? 0 : squares;
+        parameters[i] -= step * m[i] / (__builtin_sqrtf(v[i]) + small);
     }
 }
 
@@ -595,16 +595,19 @@ void follow(float *followers, const float *parameters, double tau, int64_t size)
 }
 
 typedef struct {
-    float *parameters, *gradient, *first, *second;
+    float *parameters, *gradient, *m, *v;
     int64_t size;
     double max_grad_norm, max_kl;
 } Optimizer;
 
-/* Adam's step down `share` times the gradient, whose norm times `share` is `length`. */
-static void descend(const Optimizer *own, double share, double length, const double *factors) {
-    double factor = length > own->max_grad_norm ? share * own->max_grad_norm / length : share;
-    adam(own->parameters, own->gradient, own->first, own->second, factor, factors[0], factors[1],
-         own->size);
+static double gradient_norm(const Optimizer *o) {
+    return __builtin_sqrt(sum_of_products(o->gradient, o->gradient, o->size));
+}
+
+/* Adam's step down `share` times the gradient, whose norm times `share` is `norm`. */
+static void clipped_step(const Optimizer *o, double share, double norm, const double *factors) {
+    double factor = norm > o->max_grad_norm ? share * o->max_grad_norm / norm : share;
+    adam(o->parameters, o->gradient, o->m, o->v, factor, factors[0], factors[1], o->size);
 }
 
 /* As memcpy, and as the vectors that a compiler makes of loops, which are slow to begin. */
@@ -617,55 +620,54 @@ INLINE void copy_row(uint8_t *to, const uint8_t *from, int64_t bytes) {
     COPY(four) COPY(float) COPY(uint8_t)
 }
 
-/* Copy a slice's rows, which `order` names, of all columns to `room`; inputs have rows of their
+/* Copy a slice's rows, which `order` names, of all columns to `scratch`; inputs have rows of their
  * own. */
 static Samples gather(const Samples *samples, const int64_t *rows, const int64_t *order,
-                      int64_t count, uint8_t *room) {
+                      int64_t count, uint8_t *scratch) {
     Samples slice = *samples;
     for (int64_t c = 0; c < COLUMNS; c++) {
         int64_t bytes = samples->bytes[c];
         if (!samples->data[c]) continue;
-        slice.data[c] = room;
-        for (int64_t i = 0; i < count; i++, room += bytes) {
+        slice.data[c] = scratch;
+        for (int64_t i = 0; i < count; i++, scratch += bytes) {
             int64_t row = c == INPUTS ? rows[order[i]] : order[i];
-            copy_row(room, (const uint8_t *)samples->data[c] + row * bytes, bytes);
+            copy_row(scratch, (const uint8_t *)samples->data[c] + row * bytes, bytes);
         }
-        room += -(uintptr_t)room & 63;
+        scratch += -(uintptr_t)scratch & 63;
     }
     return slice;
 }
 
 typedef struct {
     Samples samples;
-    const int64_t *rows, *order; /* of the inputs of each step; of the steps */
+    const int64_t *rows, *order; /* of each step's inputs; of the steps */
     int64_t steps, minibatches, slice_rows;
 } Epoch;
 
 /* Gradient steps on the minibatches from `begin` to `end`, or to one whose KL divergence is above
  * the limit, which takes no step. `factors` are Adam's epsilon and rate for each. Writes the means
- * of the loss's numbers of each minibatch, and its gradient's norm, to `numbers`, [minibatches,
- * NUMBERS + 1]; returns the number of steps taken. */
-int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch, const Optimizer *own,
-              int64_t begin, int64_t end, const double *factors, float *workspace, uint8_t *room,
-              double *numbers) {
+ * of the loss's metrics of each minibatch, and its gradient's norm, to `metrics`, [minibatches,
+ * METRICS + 1]; returns the number of steps taken. */
+int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch,
+              const Optimizer *optimizer, int64_t begin, int64_t end, const double *factors,
+              float *workspace, uint8_t *scratch, double *metrics) {
+    float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
         int64_t first = epoch->steps * minibatch / epoch->minibatches;
         int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatches;
-        double *sums = numbers + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
-        for (int64_t i = 0; i < own->size; i++) own->gradient[i] = 0;
+        double *means = metrics + minibatch * (METRICS + 1), share = 1.0 / (last - first);
+        for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
         for (int64_t start = first; start < last; start += epoch->slice_rows) {
             int64_t count = last - start < epoch->slice_rows ? last - start : epoch->slice_rows;
             Samples slice =
-                gather(&epoch->samples, epoch->rows, epoch->order + start, count, room);
-            add_gradient(network, own->parameters, loss, &slice, count, workspace, own->gradient,
-                         sums);
+                gather(&epoch->samples, epoch->rows, epoch->order + start, count, scratch);
+            add_gradient(network, parameters, loss, &slice, count, workspace, gradient, means);
         }
-        for (int64_t i = 0; i < NUMBERS; i++) sums[i] *= share;
-        double length = norm(own->gradient, own->size) * share;
-        sums[NUMBERS] = length;
+        for (int64_t i = 0; i < METRICS; i++) means[i] *= share;
+        means[METRICS] = gradient_norm(optimizer) * share;
         /* Not "greater than": a divergence of NaN exceeds the limit, too. */
-        if (!((float)sums[KL] <= (float)own->max_kl)) return minibatch - begin;
-        descend(own, share, length, factors + 2 * minibatch);
+        if (!((float)means[KL] <= (float)optimizer->max_kl)) return minibatch - begin;
+        clipped_step(optimizer, share, means[METRICS], factors + 2 * minibatch);
     }
     return end - begin;
 }
@@ -680,23 +682,19 @@ typedef struct {
     double tau;
 } Target;
 
-/* The allowed choice of the greatest value; one that is not a number counts as the greatest. */
-static int64_t best_choice(const float *values, const uint8_t *mask, int64_t choices) {
-    int64_t best = -1;
-    for (int64_t j = 0; j < choices; j++) {
-        int greater = best < 0 || (values[best] == values[best] && !(values[j] <= values[best]));
-        if (allowed(mask, j) && greater) best = j;
-    }
-    return best < 0 ? 0 : best;
-}
-
-/* That of each sample from `first` on. */
+/* The allowed choice of the greatest value of each sample from `first` on; one that is not a number
+ * counts as the greatest. */
 static void best_choices(int64_t *best, const float *values, const Samples *samples, int64_t first,
                          int64_t rows, int64_t choices) {
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++, values += choices) {
         const uint8_t *mask = samples->data[MASKS];
         if (mask) mask += (first + i) * samples->bytes[MASKS];
-        best[i] = best_choice(values + i * choices, mask, choices);
+        int64_t top = -1;
+        for (int64_t j = 0; j < choices; j++) {
+            int greater = top < 0 || (values[top] == values[top] && !(values[j] <= values[top]));
+            if (allowed(mask, j) && greater) top = j;
+        }
+        best[i] = top < 0 ? 0 : top;
     }
 }
 
@@ -719,28 +717,30 @@ static void q_targets(const Network *network, const float *online, const Target 
 
 /* Gradient steps as by `epoch`, but down the Huber loss of Q(s, a) - target, times the weights, on
  * minibatches of one size in the samples' own order. `taken` steps were taken before the first.
- * Writes each sample's loss, its absolute error and Q(s, a) to `numbers`, [minibatches, 3, rows].
- * `room` holds 12 bytes for each row of a slice. */
-void q_steps(const Network *network, const Epoch *epoch, const Optimizer *own,
+ * Writes each sample's loss, its absolute error and Q(s, a) to `metrics`, [minibatches, 3, rows].
+ * `scratch` holds 12 bytes for each row of a slice. */
+void q_steps(const Network *network, const Epoch *epoch, const Optimizer *optimizer,
              const Target *target, int64_t taken, int64_t begin, int64_t end,
-             const double *factors, float *workspace, int64_t *room, float *numbers) {
+             const double *factors, float *workspace, int64_t *scratch, float *metrics) {
+    float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
     int64_t width = width_of(network), all = epoch->steps / epoch->minibatches;
     const Samples *samples = &epoch->samples;
     const int32_t *actions = samples->data[ACTIONS];
     const float *weights = samples->data[WEIGHTS];
-    float *targets = (float *)(room + epoch->slice_rows);
+    float *targets = (float *)(scratch + epoch->slice_rows);
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
-        for (int64_t i = 0; i < own->size; i++) own->gradient[i] = 0;
-        float *losses = numbers + minibatch * 3 * all, *errors = losses + all;
+        for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
+        float *losses = metrics + minibatch * 3 * all, *errors = losses + all;
         for (int64_t start = 0; start < all; start += epoch->slice_rows) {
             int64_t rows = all - start < epoch->slice_rows ? all - start : epoch->slice_rows;
             int64_t first = minibatch * all + start;
-            q_targets(network, own->parameters, target, samples, first, rows, workspace, room,
+            q_targets(network, parameters, target, samples, first, rows, workspace, scratch,
                       targets);
-            const float *x = (const float *)samples->data[INPUTS] + first * network->layers[0].inputs;
-            const float *values = layers_forward(network, own->parameters, x, rows, workspace);
-            float *gradient = gradients(network, 0, rows, workspace);
-            for (int64_t i = 0; i < rows * width; i++) gradient[i] = 0;
+            const float *inputs = samples->data[INPUTS];
+            const float *x = inputs + first * network->layers[0].inputs;
+            const float *values = layers_forward(network, parameters, x, rows, workspace);
+            float *d_values = gradients(network, 0, rows, workspace);
+            for (int64_t i = 0; i < rows * width; i++) d_values[i] = 0;
             for (int64_t i = 0; i < rows; i++) {
                 int64_t place = i * width + actions[first + i];
                 float error = values[place] - targets[i], size = absolute(error);
@@ -748,13 +748,13 @@ void q_steps(const Network *network, const Epoch *epoch, const Optimizer *own,
                 losses[start + i] = weight * clipped * (size - 0.5f * clipped);
                 errors[start + i] = size;
                 errors[all + start + i] = values[place];
-                gradient[place] = weight * (error < 0 ? -clipped : clipped);
+                d_values[place] = weight * (error < 0 ? -clipped : clipped);
             }
-            layers_backward(network, own->parameters, own->gradient, x, 0, rows, workspace);
+            layers_backward(network, parameters, gradient, x, 0, rows, workspace);
         }
         double share = 1.0 / all;
-        descend(own, share, norm(own->gradient, own->size) * share, factors + 2 * minibatch);
+        clipped_step(optimizer, share, gradient_norm(optimizer) * share, factors + 2 * minibatch);
         if ((taken + minibatch + 1) % target->period == 0)
-            follow(target->parameters, own->parameters, target->tau, own->size);
+            follow(target->parameters, parameters, target->tau, optimizer->size);
     }
 }

@@ -3,32 +3,22 @@ structures as ctypes has them."""
 
 from __future__ import annotations
 
-import platform
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-# For each processor, names of libraries and what /proc/cpuinfo says of those that can run them; the
-# best ones first. hatch_build.py makes these.
-TARGETS: dict[str, dict[str, frozenset[str]]] = {
-    "x86_64": {
-        "x86_64_v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-        "x86_64_v3": frozenset({"avx2", "fma", "bmi2"}),
-        "x86_64_v2": frozenset(),
-    },
-    "aarch64": {"generic": frozenset()},
-}
+from flame_rl.learner.compiled.targets import targets
+
 # The columns of samples, in the order of core.c.
 COLUMNS = (
     *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "ratios"),
     *("targets", "next_inputs", "rewards", "discounts"),
 )
-# The numbers of a loss, in the order of core.c.
-NUMBERS = "loss", "entropy", "kl"
+# The metrics of a loss, in the order of core.c.
+METRICS = "loss", "entropy", "kl"
 
 
 def _structure(name: str, **fields: type) -> type[Structure]:
@@ -58,7 +48,7 @@ Network = _structure("Network", count=_N, layers=POINTER(Layer), head=Head)
 Loss = _structure("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
 Samples = _structure("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
 Optimizer = _structure(
-    "Optimizer", parameters__gradient__first__second=_P, size=_N, max_grad_norm__max_kl=_R
+    "Optimizer", parameters__gradient__m__v=_P, size=_N, max_grad_norm__max_kl=_R
 )
 Epoch = _structure("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
 Target = _structure("Target", parameters=_P, period__doubled=_N, tau=_R)
@@ -81,13 +71,9 @@ _FUNCTIONS = {
 def library() -> CDLL | None:
     """The library for this processor; None where the package was installed without one, or with an
     older one. While a function of it runs, other threads run, too."""
-    for name, needed in TARGETS.get(platform.machine(), {}).items():
-        path = Path(__file__).with_name(f"core_{name}.so")
+    for path, needed in targets().values():
         if path.exists() and needed <= _features():
-            loaded, source = CDLL(str(path)), path.with_name("core.c").read_bytes()
-            # One of another source would write where its own structures have room.
-            if not hasattr(loaded, "source") or loaded.source() % 2**32 != crc32(source):
-                return None
+            loaded = CDLL(str(path))
             for function, (arguments, result) in _FUNCTIONS.items():
                 getattr(loaded, function).argtypes = arguments
                 getattr(loaded, function).restype = result

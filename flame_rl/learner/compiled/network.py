@@ -9,34 +9,19 @@ from typing import Any
 
 import numpy as np
 
-import flame_rl.learner.training.network as plain
-from flame_rl.learner.compiled.library import (
-    COLUMNS,
-    NUMBERS,
-    Epoch,
-    Head,
-    Layer,
-    Loss,
-    Network,
-    Optimizer,
-    Samples,
-    Target,
-    address,
-    library,
-)
+from flame_rl.learner.compiled import library as core
+from flame_rl.learner.compiled.library import COLUMNS, METRICS, address
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.epoch import Epoch as Steps
-from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.learner.training.epoch import Epoch, StepConfig
+from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Network, Samples
 from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
 ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
-HEADS = {"raw": 0, "value": 1, "gaussian": 2, "categorical": 3}
-# The columns of actions that a head takes, those that a loss may take, and what those of action
-# values are called in replay.
+# The columns that each kind of head takes besides inputs, in the order of core.c; those that
+# a loss may take; and what those of action values are called in replay.
 _HEAD_COLUMNS = {
-    "raw": (),
-    "value": (),
+    "values": (),
     "gaussian": ("actions",),
     "categorical": ("actions", "action_masks"),
 }
@@ -60,9 +45,9 @@ class CompiledHead:
     """What a loss sees of the output.
 
     Attributes:
-        kind: a key of `HEADS`.
+        kind: values, gaussian or categorical.
         choices: int32 [F], of a categorical distribution the number of choices of each factor.
-        scale: float32 [], of values.
+        scale: float32 [], a factor of values; None: 1.
     """
 
     kind: str
@@ -87,12 +72,13 @@ class QTarget:
     tau: float
 
 
-class CompiledNetwork(plain.Network):
+class CompiledNetwork(Network):
     """See `flame_rl.learner.training.network.Network`."""
 
     remembers = False
     frames = 1
     parallel = True
+    compiled = True
 
     def __init__(
         self,
@@ -111,13 +97,14 @@ class CompiledNetwork(plain.Network):
             normalizer: of observations, whose arrays change in place; None: they are taken as they
                 are.
         """
-        self._library = library()
-        self._layers = (Layer * len(layers))(*(Layer(**layer) for layer in layers))
+        self._library = core.library()
+        self._layers = (core.Layer * len(layers))(*(core.Layer(**layer) for layer in layers))
         self._head, self._parameters = head, parameters
         self._select, self._normalizer = select, normalizer
         self._inputs, self._outputs = self._layers[0].inputs, self._layers[-1].outputs
         factors = 1 if head.choices is None else len(head.choices)
-        own = Head(HEADS[head.kind], factors, *map(address, (head.choices, head.scale)))
+        kind = list(_HEAD_COLUMNS).index(head.kind)
+        last = core.Head(kind, factors, *map(address, (head.choices, head.scale)))
         # Types and widths of the columns that differ from one float32 in a row.
         self._kinds = {
             "inputs": (np.float32, self._inputs),
@@ -127,7 +114,7 @@ class CompiledNetwork(plain.Network):
         }
         if head.kind == "gaussian":
             self._kinds["actions"] = np.float32, self._outputs
-        self._network = Network(len(layers), cast(self._layers, POINTER(Layer)), own)
+        self._network = core.Network(len(layers), cast(self._layers, POINTER(core.Layer)), last)
         per_row = sum(2 * each.outputs for each in self._layers) + 2 * max(
             max(each.inputs, each.outputs) for each in self._layers
         )
@@ -138,50 +125,44 @@ class CompiledNetwork(plain.Network):
             return np.asarray(observations)
         return self._normalizer.normalize(np.asarray(observations, np.float32))
 
-    def outputs(self, samples: plain.Samples) -> tuple[np.ndarray, ...]:
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         return self.forward(samples).outputs
 
-    def forward(self, samples: plain.Samples) -> CompiledPass:
-        rows, kind = plain.rows_of(samples), self._head.kind
-        columns = self._columns(samples, _HEAD_COLUMNS[kind], rows)
-        shape = (rows, self._outputs) if kind == "raw" else (rows,)
-        outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(_HEAD_COLUMNS[kind]))]
-        workspace = self._workspace(rows)
+    def forward(self, samples: Samples) -> CompiledPass:
+        rows, names = len(samples["inputs"]), _HEAD_COLUMNS[self._head.kind]
+        columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
+        shape = (rows,) if names or self._head.scale is not None else (rows, self._outputs)
+        outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(names))]
         arguments = self._network, self._parameters, columns, rows, workspace
         self._library.forward(*arguments, *(*outputs, None)[:2])
         return CompiledPass(self, arguments, tuple(outputs), samples["inputs"].shape[-1])
 
-    def differentiate(
-        self, loss: plain.Loss, samples: plain.Samples, gradient: np.ndarray
-    ) -> dict[str, float]:
-        if not isinstance(loss, plain.NativeLoss):
+    def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
+        if not isinstance(loss, NativeLoss):
             return super().differentiate(loss, samples, gradient)
-        rows, numbers = plain.rows_of(samples), np.zeros(len(NUMBERS))
+        rows, metrics = len(samples["inputs"]), np.zeros(len(METRICS))
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)
         network = self._network, self._parameters, _loss(loss)
-        self._library.add_gradient(*network, columns, rows, workspace, gradient, numbers)
-        return dict(zip(loss.numbers, numbers.tolist(), strict=False))
-
-    def has_epochs(self, loss: plain.Loss) -> bool:
-        return isinstance(loss, plain.NativeLoss)
+        self._library.add_gradient(*network, columns, rows, workspace, gradient, metrics)
+        return dict(zip(loss.numbers, metrics.tolist(), strict=False))
 
     def run_epoch(
-        self, loss: plain.NativeLoss, adam: Adam, epoch: Steps, config: StepConfig
+        self, loss: NativeLoss, adam: Adam, epoch: Epoch, config: StepConfig
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.descend`."""
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, names, epoch.steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
         slice_rows = self._even(epoch.largest)
-        places = address(rows), address(order)
-        steps = Epoch(columns, *places, epoch.steps, epoch.count, slice_rows)
-        numbers = np.zeros((epoch.count, len(NUMBERS) + 1))
-        room = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
+        sizes = epoch.steps, epoch.count, slice_rows
+        minibatches = core.Epoch(columns, address(rows), address(order), *sizes)
+        metrics = np.zeros((epoch.count, len(METRICS) + 1))
+        scratch = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
         factors = np.array(adam.factors(epoch.count, config.learning_rate))
-        structs = self._network, _loss(loss), steps, _optimizer(adam, config)
-        arrays = factors, self._workspace(slice_rows), room, numbers
+        structs = self._network, _loss(loss), minibatches, _optimizer(adam, config)
+        arrays = factors, self._workspace(slice_rows), scratch, metrics
         done = 0
         for begin, end in _calls(epoch.count, epoch.largest, adam):
             taken = self._library.epoch(*structs, begin, end, *arrays)
@@ -191,11 +172,11 @@ class CompiledNetwork(plain.Network):
                 done += 1  # one that exceeded the limit has numbers, too
                 break
         names = (*loss.numbers, "gradient_norm")
-        kept = [*range(len(loss.numbers)), len(NUMBERS)]
-        return [dict(zip(names, row, strict=True)) for row in numbers[:done, kept].tolist()]
+        kept = [*range(len(loss.numbers)), len(METRICS)]
+        return [dict(zip(names, row, strict=True)) for row in metrics[:done, kept].tolist()]
 
     def q_steps(
-        self, samples: plain.Samples, adam: Adam, target: QTarget, config: StepConfig
+        self, samples: Samples, adam: Adam, target: QTarget, config: StepConfig
     ) -> dict[str, np.ndarray]:
         """Gradient steps down `q_loss`, on K minibatches; the target network follows.
 
@@ -207,24 +188,24 @@ class CompiledNetwork(plain.Network):
             config: has no KL limit.
 
         Returns:
-            The numbers of `q_loss`, [K, B] each.
+            The metrics of `q_loss`, [K, B] each.
         """
         count, rows = samples["rewards"].shape
         names = {name: name for name in COLUMNS} | _TRANSITION_COLUMNS
         flat = {n: samples[o].reshape(count * rows, -1) for n, o in names.items() if o in samples}
         slice_rows = self._even(rows)
         columns = self._columns(flat, flat, count * rows)
-        steps = Epoch(columns, None, None, count * rows, count, slice_rows)
-        follower = Target(address(target.parameters), target.period, target.double, target.tau)
+        minibatches = core.Epoch(columns, None, None, count * rows, count, slice_rows)
+        follower = core.Target(address(target.parameters), target.period, target.double, target.tau)
         factors = np.array(adam.factors(count, config.learning_rate))
-        numbers = np.empty((count, 3, rows), np.float32)
-        structs = self._network, steps, _optimizer(adam, config), follower
-        room = np.empty(2 * slice_rows, np.int64)
-        arrays = factors, self._workspace(slice_rows), room, numbers
+        metrics = np.empty((count, 3, rows), np.float32)
+        structs = self._network, minibatches, _optimizer(adam, config), follower
+        scratch = np.empty(2 * slice_rows, np.int64)
+        arrays = factors, self._workspace(slice_rows), scratch, metrics
         for begin, end in _calls(count, rows, adam):
             self._library.q_steps(*structs, adam.steps - begin, begin, end, *arrays)
             adam.steps += end - begin
-        return dict(zip(("loss", "td_error", "value"), numbers.swapaxes(0, 1), strict=True))
+        return dict(zip(("loss", "td_error", "value"), metrics.swapaxes(0, 1), strict=True))
 
     def _even(self, rows: int) -> int:
         """The rows of a slice, of slices of even size: none is so small that transposing weights
@@ -234,10 +215,10 @@ class CompiledNetwork(plain.Network):
     def _workspace(self, rows: int) -> np.ndarray:
         return np.empty(self._library.workspace_size(self._network, rows), np.float32)
 
-    def _columns(self, samples: plain.Samples, names: Collection[str], rows: int) -> Samples:
+    def _columns(self, samples: Samples, names: Collection[str], rows: int) -> core.Samples:
         """The inputs and the columns of these names, where they are there; the arrays that the
         structure points to are its attribute `arrays`."""
-        columns = Samples()
+        columns = core.Samples()
         columns.arrays = []
         for place, name in enumerate(COLUMNS):
             if name not in samples or name not in ("inputs", *names):
@@ -263,11 +244,11 @@ class CompiledPass:
     outputs: tuple[np.ndarray, ...]
     width: int
 
-    def backward(self, gradients: tuple[plain.Gradient, ...], gradient: np.ndarray) -> None:
+    def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
         gradient.fill(0)
         self._back(gradients, gradient, None)
 
-    def backward_inputs(self, gradients: tuple[plain.Gradient, ...]) -> np.ndarray:
+    def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
         network = self.network
         result = np.empty((len(self.outputs[0]), network._inputs), np.float32)
         self._back(gradients, None, result)
@@ -277,7 +258,7 @@ class CompiledPass:
         np.add.at(whole, (slice(None), network._select), result)
         return whole
 
-    def _back(self, gradients: tuple[plain.Gradient, ...], *results: np.ndarray | None) -> None:
+    def _back(self, gradients: tuple[Gradient, ...], *results: np.ndarray | None) -> None:
         of_outputs = [
             _array(np.broadcast_to(each, output.shape), np.float32, *output.shape)
             for each, output in zip(gradients, self.outputs, strict=True)
@@ -285,14 +266,14 @@ class CompiledPass:
         self.network._library.backward(*self.arguments, *(*of_outputs, None)[:2], *results)
 
 
-def _loss(loss: plain.NativeLoss) -> Loss:
-    return Loss(LOSSES[loss.kind], loss.clip_range, loss.entropy_coefficient)
+def _loss(loss: NativeLoss) -> core.Loss:
+    return core.Loss(LOSSES[loss.kind], loss.clip_range, loss.entropy_coefficient)
 
 
-def _optimizer(adam: Adam, config: StepConfig) -> Optimizer:
+def _optimizer(adam: Adam, config: StepConfig) -> core.Optimizer:
     arrays = adam.parameters, adam.gradient, *adam.sums
     limits = adam.parameters.size, config.max_grad_norm, config.max_kl
-    return Optimizer(*map(address, arrays), *limits)
+    return core.Optimizer(*map(address, arrays), *limits)
 
 
 def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:

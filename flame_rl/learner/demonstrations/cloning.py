@@ -54,8 +54,7 @@ class Imitation(Algorithm):
         if normalizers := normalizers_of(self.training.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations, outliers=False)
-            for numbers, normalizer in normalizers:
-                normalizer.set(moments.mean[numbers], moments.std[numbers])
+            moments.set_in(normalizers)
         batch = self.training.prepare(batch)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         return bc(self.training, batch, self.config, decay, generator)
@@ -132,7 +131,7 @@ class ClonedFirst(OnPolicyAlgorithm):
 
 
 def cloned_first(
-    config: TrainConfig, spec: EnvironmentSpec, algorithm: Update, demonstrations: Demonstrations
+    config: TrainConfig, spec: EnvironmentSpec, update: Update, demonstrations: Demonstrations
 ) -> ClonedFirst:
     """An algorithm with new networks, which clones the demonstrations first. Raises UsageError as
     `on_policy` does, and where policies are a step behind."""
@@ -141,5 +140,5 @@ def cloned_first(
             "--overlap: the second iteration would be played by the policy from before the "
             "demonstrations were cloned; leave the flag out"
         )
-    plain = on_policy(config, spec, algorithm)
+    plain = on_policy(config, spec, update)
     return ClonedFirst(**vars(plain), demonstrations=demonstrations)

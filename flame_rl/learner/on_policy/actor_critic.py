@@ -27,9 +27,9 @@ from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import (
     Epoch,
     StepConfig,
-    descend,
-    descend_by,
-    runs_alone,
+    runs_compiled,
+    train_epoch,
+    train_minibatches,
 )
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
@@ -91,15 +91,16 @@ class PolicyTraining:
             For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
             means over its steps, and "gradient_norm".
         """
-        return descend(self.policy.network, self.adam, epoch, loss, config)
+        return train_epoch(self.policy.network, self.adam, epoch, loss, config)
 
 
 class ActorCritic(PolicyTraining):
-    """A policy and its values, as an on-policy algorithm trains them.
+    """A policy and its values, as an on-policy algorithm trains them: here two networks, each with
+    its Adam.
 
     An algorithm takes the `values` of a batch, then trains for some epochs. In each, `fit_values`
-    comes before `descend`: a value network of its own may train on another core beside the policy,
-    from the call of `fit_values` on. `values` and `finish` wait for its end.
+    comes before `descend`: the value network may train on another core beside the policy, from the
+    call of `fit_values` on. `values` and `finish` wait for its end.
 
     Attributes:
         statistics: running means and variances of observations and returns.
@@ -111,55 +112,13 @@ class ActorCritic(PolicyTraining):
         value: TrainedNetwork | Computed,
         adam: Adam,
         statistics: Statistics,
-    ) -> None:
-        """`adam` optimises the policy's parameters."""
-        super().__init__(policy, adam)
-        self.value, self.statistics = value, statistics
-        self.remembers = policy.network.remembers or value.network.remembers
-
-    def values(self, batch: Batch) -> np.ndarray:
-        """V(s) of all observations of a prepared batch, float64 [N + E]."""
-        samples = {"inputs": batch.value_inputs}
-        if batch.time is not None:
-            samples["time"] = time_steps(batch.lengths + 1)
-        (values,) = outputs(self.value.network, samples)
-        return values.astype(np.float64)
-
-    def fit_values(
-        self,
-        batch: Batch,
-        targets: np.ndarray,
-        epochs: int,
-        learning_rate: float,
-        generator: np.random.Generator,
-    ) -> None:
-        """Train a value network of its own for some epochs over a prepared batch. Where one network
-        is both, its values learn with its policy, and this does nothing. `targets` are float64 [N],
-        and `generator` draws the order of the steps in each epoch."""
-
-    def finish(self) -> dict[str, float]:
-        """End the update; returns the metrics of `fit_values`."""
-        return {}
-
-    def value_columns(self, targets: np.ndarray) -> Samples:
-        """What the value loss needs, given targets, float64 [N]."""
-        targets = targets.astype(np.float32)
-        return {"targets": targets, "scale": np.full_like(targets, self.value.module.scale.item())}
-
-
-class TwoNetworks(ActorCritic):
-    """A policy and a value network, each with its Adam."""
-
-    def __init__(
-        self,
-        policy: TrainedNetwork,
-        value: TrainedNetwork,
-        statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """`settings` have minibatches and max_grad_norm."""
-        super().__init__(policy, value, policy.adam, statistics)
-        self._settings = settings
+        """`adam` optimises the policy's parameters; `settings` have minibatches and
+        max_grad_norm."""
+        super().__init__(policy, adam)
+        self.value, self.statistics, self._settings = value, statistics, settings
+        self.remembers = policy.network.remembers or value.network.remembers
         # The epochs of the values that run beside the policy's, and the loss of this update's last.
         self._running: Future[float] | None = None
         self._loss: float | None = None
@@ -185,8 +144,13 @@ class TwoNetworks(ActorCritic):
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
 
     def values(self, batch: Batch) -> np.ndarray:
+        """V(s) of all observations of a prepared batch, float64 [N + E]."""
         self.finish()
-        return super().values(batch)
+        samples = {"inputs": batch.value_inputs}
+        if batch.time is not None:
+            samples["time"] = time_steps(batch.lengths + 1)
+        (values,) = outputs(self.value.network, samples)
+        return values.astype(np.float64)
 
     def fit_values(
         self,
@@ -196,6 +160,9 @@ class TwoNetworks(ActorCritic):
         learning_rate: float,
         generator: np.random.Generator,
     ) -> None:
+        """Train the value network for some epochs over a prepared batch; where one network is both,
+        its values learn with its policy, and this does nothing. `targets` are float64 [N], and
+        `generator` draws the order of the steps in each epoch."""
         self.finish()
         count = batch.minibatches(self._settings.minibatches)
         columns = self.value_columns(targets)
@@ -205,7 +172,7 @@ class TwoNetworks(ActorCritic):
         every = [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders]
         step = StepConfig(learning_rate, self._settings.max_grad_norm)
         # What is computed by Python trains here, because two threads would wait for its lock.
-        if runs_alone(self.value.network, every[0], value_loss) and available_cores() > 1:
+        if runs_compiled(self.value.network, every[0], value_loss) and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
             threads = kept_threads("values", 1)
             self._running = threads.submit(copy_context().run, self._fit, every, step)
@@ -213,16 +180,22 @@ class TwoNetworks(ActorCritic):
             self._loss = self._fit(every, step)
 
     def finish(self) -> dict[str, float]:
-        """See `ActorCritic.finish`. Raises Interrupted if the user asks to stop."""
+        """End the update; returns the metrics of `fit_values`. Raises Interrupted if the user asks
+        to stop."""
         running, self._running = self._running, None
         if running is not None:
             self._loss = running.result()
         return {} if self._loss is None else {"value_loss": self._loss}
 
+    def value_columns(self, targets: np.ndarray) -> Samples:
+        """What the value loss needs, given targets, float64 [N]."""
+        targets = targets.astype(np.float32)
+        return {"targets": targets, "scale": np.full_like(targets, self.value.module.scale.item())}
+
     def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
         """Train the values; returns the mean loss of the last epoch."""
         for epoch in epochs:
-            steps = descend(self.value.network, self.value.adam, epoch, value_loss, config)
+            steps = train_epoch(self.value.network, self.value.adam, epoch, value_loss, config)
         return sum(numbers["loss"] for numbers in steps) / len(steps)
 
 
@@ -234,26 +207,29 @@ class OneNetwork(ActorCritic):
 
     def __init__(
         self,
-        network: TrainedNetwork,
+        trained: TrainedNetwork,
         policy: Computed,
         value: Computed,
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """The outputs of `network` are log-probabilities, entropies, values, and each auxiliary
+        """The outputs of `trained` are log-probabilities, entropies, values, and each auxiliary
         loss; `policy` and `value` are the same module, computed as one of both."""
-        super().__init__(policy, value, network.adam, statistics)
+        super().__init__(policy, value, trained.adam, statistics, settings)
         self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
-        self._network, self._settings = network, settings
+        self._trained = trained
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        own = {"shared": self._network.module, "shared_adam": self.adam}
+        own = {"shared": self._trained.module, "shared_adam": self.adam}
         return own | self.statistics.parts
 
     def prepare(self, batch: Batch) -> Batch:
-        inputs = self._network.network.prepare(batch.network_inputs)
+        inputs = self._trained.network.prepare(batch.network_inputs)
         return replace(batch, policy_inputs=inputs, value_inputs=inputs)
+
+    def fit_values(self, *_: object) -> None:
+        pass
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         own = self.value_columns(targets)
@@ -269,9 +245,9 @@ class OneNetwork(ActorCritic):
             terms.append(Term(loss_name(name), weight, output_as_loss, outputs=(len(terms) + 1,)))
 
         def gradient_of(minibatch: Samples) -> dict[str, float]:
-            return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
+            return differentiate_sum(terms, self._trained.network, minibatch, self.adam.gradient)
 
-        return descend_by(gradient_of, self.adam, epoch, config)
+        return train_minibatches(gradient_of, self.adam, epoch, config)
 
 
 class Statistics:
@@ -300,8 +276,7 @@ class Statistics:
         if self._observations is None:
             return
         self._observations.update(observations, outliers=False)
-        for numbers, normalizer in self._normalizers:
-            normalizer.set(self._observations.mean[numbers], self._observations.std[numbers])
+        self._observations.set_in(self._normalizers)
 
     def add_returns(self, returns: np.ndarray) -> None:
         """Add those of a batch, float64 [N], and set the scale of the values to the root mean

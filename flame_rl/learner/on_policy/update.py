@@ -18,7 +18,6 @@ from flame_rl.learner.on_policy.actor_critic import (
     Computed,
     OneNetwork,
     Statistics,
-    TwoNetworks,
 )
 from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
@@ -44,8 +43,7 @@ _HALVINGS = 40
 # A logarithm, so that sums of ratios are finite.
 _LARGEST_RATIO = 600
 
-
-# An algorithm: one update of the networks, see `ActorCritic` for the order of its methods, from a
+# One update of the networks by an algorithm, see `ActorCritic` for the order of its methods, from a
 # batch that they have prepared, with the run's settings, the factor of learning rates and a
 # generator of random numbers. Returns metrics by name.
 Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
@@ -58,14 +56,14 @@ class OnPolicyAlgorithm(Algorithm):
     Attributes:
         networks: policy and values.
         config: the run's settings.
-        algorithm: see `Update`.
+        update_networks: see `Update`.
         collector: with --overlap, the policy of one update ago, which collects the next iteration;
             else None.
     """
 
     networks: ActorCritic
     config: TrainConfig
-    algorithm: Update
+    update_networks: Update
     collector: Computed | None
 
     @property
@@ -107,7 +105,7 @@ class OnPolicyAlgorithm(Algorithm):
         batch = networks.prepare(batch)
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         try:
-            metrics = self.algorithm(networks, batch, self.config, decay, generator)
+            metrics = self.update_networks(networks, batch, self.config, decay, generator)
             limit = shrink_until_close(networks.policy, before, batch, samples, settings.max_kl)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
@@ -115,7 +113,7 @@ class OnPolicyAlgorithm(Algorithm):
         return metrics | values | limit
 
 
-def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> OnPolicyAlgorithm:
+def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnPolicyAlgorithm:
     """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
     networks = make_actor_critic(config, spec, in_training)
     collector = None
@@ -124,7 +122,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> 
         flat_parameters(module)  # compiled code needs them in one array
         acts = module.policy if isinstance(module, SharedNetwork) else module
         collector = Computed(module, network_of(acts))
-    return OnPolicyAlgorithm(networks, config, algorithm, collector)
+    return OnPolicyAlgorithm(networks, config, update, collector)
 
 
 def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> ActorCritic:
@@ -143,7 +141,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
     policy, value = map(train, modules)
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
-    return TwoNetworks(policy, value, statistics, settings)
+    return ActorCritic(policy, value, policy.adam, statistics, settings)
 
 
 def shrink_until_close(

@@ -37,11 +37,11 @@ from flame_rl.nets.layers import NormalizeLayer
 _TORCH = 16
 
 # For the exact type of a network: how a loss sees its output; see `CompiledHead`.
-HEADS: dict[type[nn.Module], str] = {
-    PolicyNetwork: "raw",
-    ActionValueNetwork: "raw",
-    CriticNetwork: "raw",
-    ValueNetwork: "value",
+_SEEN_AS: dict[type[nn.Module], str] = {
+    PolicyNetwork: "values",
+    ActionValueNetwork: "values",
+    CriticNetwork: "values",
+    ValueNetwork: "values",
     CategoricalPolicy: "categorical",
     GaussianPolicy: "gaussian",
 }
@@ -62,9 +62,9 @@ def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork
 def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     """The module as compiled code, on its own parameters; None where the package has no library, or
     the types of the module and of its layers do not say that this is the same."""
-    if library() is None or type(module) not in HEADS or not _is_plain(module):
+    if library() is None or type(module) not in _SEEN_AS or not _is_plain(module):
         return None
-    head, width, expected = CompiledHead(HEADS[type(module)]), None, []
+    head, width, expected = CompiledHead(_SEEN_AS[type(module)]), None, []
     if type(module) is ValueNetwork:
         head, width = replace(head, scale=module.scale.numpy()), 1
     elif type(module) is CategoricalPolicy:

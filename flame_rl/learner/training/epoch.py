@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks
-from flame_rl.learner.training.network import Loss, Network, Samples, split
+from flame_rl.learner.training.network import Loss, NativeLoss, Network, Samples, split
 from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
 
 
@@ -72,7 +73,7 @@ class StepConfig:
         return not np.float32(numbers.get("kl", 0.0)) <= np.float32(self.max_kl)
 
 
-def descend(
+def train_epoch(
     network: Network, adam: Adam, epoch: Epoch, loss: Loss, config: StepConfig
 ) -> list[dict[str, float]]:
     """Train a network on a loss.
@@ -81,26 +82,24 @@ def descend(
         For each minibatch, up to one that exceeded the KL limit, the loss's numbers by name, means
         over its steps, and "gradient_norm".
     """
-    if runs_alone(network, epoch, loss):
+    if runs_compiled(network, epoch, loss):
         return network.run_epoch(loss, adam, epoch, config)
-
-    def gradient_of(minibatch: Samples) -> dict[str, float]:
-        return mean_gradient(network, minibatch, loss, adam.gradient)
-
-    return descend_by(gradient_of, adam, epoch, config)
+    gradient_of = partial(mean_gradient, network, loss, adam.gradient)
+    return train_minibatches(gradient_of, adam, epoch, config)
 
 
-def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
+def runs_compiled(network: Network, epoch: Epoch, loss: Loss) -> bool:
     """Whether the epoch is one call of compiled code; not where the slices of a minibatch keep
     all cores busy, and one core would take longer."""
     on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
-    return network.has_epochs(loss) and (on_one_core or not network.parallel)
+    compiled = network.compiled and isinstance(loss, NativeLoss)
+    return compiled and (on_one_core or not network.parallel)
 
 
-def descend_by(
+def train_minibatches(
     gradient_of: Callable[[Samples], dict[str, float]], adam: Adam, epoch: Epoch, config: StepConfig
 ) -> list[dict[str, float]]:
-    """As `descend`, given a function that writes a minibatch's gradient to `adam.gradient` and
+    """As `train_epoch`, given a function that writes a minibatch's gradient to `adam.gradient` and
     returns its numbers."""
     steps = []
     for minibatch in epoch.minibatches():

@@ -81,12 +81,15 @@ class Network(Protocol):
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
+        compiled: whether there is a method `run_epoch`, one call of compiled code for an epoch of a
+            `NativeLoss`.
     """
 
     slice_rows: int
     remembers: bool
     frames: int
     parallel: bool
+    compiled: bool = False
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
@@ -109,11 +112,6 @@ class Network(Protocol):
         forward.backward(gradients, gradient)
         return sums_of(numbers)
 
-    def has_epochs(self, loss: Loss) -> bool:
-        """Whether the network has a method `run_epoch`, one call of compiled code for an epoch of
-        this loss."""
-        return False
-
 
 def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
     """The sums over all samples, of numbers of each, [B]."""
@@ -123,7 +121,7 @@ def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
 def split(samples: Samples, count: int) -> list[Samples]:
     """Divide the samples into `count` chunks of almost even size, without copying; into fewer where
     there are fewer sequences."""
-    rows = rows_of(samples)
+    rows = len(samples["inputs"])
     ends = [rows * place // count for place in range(count + 1)]
     if "time" in samples:
         starts = np.append(np.flatnonzero(samples["time"] == 0), rows)
@@ -132,8 +130,3 @@ def split(samples: Samples, count: int) -> list[Samples]:
         {name: column[start:stop] for name, column in samples.items()}
         for start, stop in itertools.pairwise(ends)
     ]
-
-
-def rows_of(samples: Samples) -> int:
-    """B."""
-    return len(samples["inputs"])

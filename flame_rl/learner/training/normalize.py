@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from flame_rl.learner.state import count_in
 from flame_rl.learner.training.frames import SideBySide
+from flame_rl.modules.observations import Centering, ObservationNormalizer
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
 _LEAST_STD = 1e-6
 # This number of float64 rows fits in a cache, unless they are wide.
-_BLOCK_ROWS = 8192
+_CHUNK_ROWS = 8192
 # So that the float64 rows of pictures take 64 MB at most.
-_BLOCK_NUMBERS = 1 << 23
-# Outliers are at most this share of a block's rows, at either end, and farther from the others than
+_CHUNK_NUMBERS = 1 << 23
+# Outliers are at most this share of a chunk's rows, at either end, and farther from the others than
 # this number of times the distance between the least and the greatest of these.
 _OUTLIERS = 0.005
 _FAR = 100
@@ -42,9 +45,9 @@ class RunningMoments:
 
     def update(self, rows: np.ndarray | SideBySide, outliers: bool = True) -> None:
         """Add rows, [N, D] of any type; without `outliers` those of `clip_outliers` clipped."""
-        block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
-        for start in range(0, len(rows), block):
-            own = np.asarray(rows[start : start + block], np.float64)
+        chunk = max(1, min(_CHUNK_ROWS, _CHUNK_NUMBERS // max(1, len(self.mean))))
+        for start in range(0, len(rows), chunk):
+            own = np.asarray(rows[start : start + chunk], np.float64)
             # Infinite rows become NaN here, and the learner refuses the update.
             with np.errstate(over="ignore", invalid="ignore"):
                 if not outliers and getattr(rows, "dtype", None) != np.uint8:
@@ -57,6 +60,13 @@ class RunningMoments:
                 between = difference**2 * (self.count * len(own) / total)
                 self._squares = self._squares + squares + between
                 self.count = total
+
+    def set_in(
+        self, normalizers: Iterable[tuple[slice, ObservationNormalizer | Centering]]
+    ) -> None:
+        """Set normalisers of the rows, each with the columns that it gets."""
+        for columns, normalizer in normalizers:
+            normalizer.set(self.mean[columns], self.std[columns])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """See `Stateful`."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_rl.learner.training.network import Loss, Network, Samples, rows_of, split
+from flame_rl.learner.training.network import Loss, Network, Samples, split
 from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
@@ -63,13 +63,13 @@ def accumulate(
                 gradient += own
                 for name, total in sums.items():
                     totals[name] = totals.get(name, 0.0) + total
-    count = rows_of(samples)
+    count = len(samples["inputs"])
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}
 
 
 def mean_gradient(
-    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+    network: Network, loss: Loss, gradient: np.ndarray, samples: Samples
 ) -> dict[str, float]:
     """As `accumulate`, of a network's loss."""
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
@@ -108,7 +108,7 @@ def run_parallel(functions: Sequence[Callable[[], Result]]) -> list[Result]:
 
 def _slices(samples: Samples, most_rows: int) -> list[Samples]:
     """The samples in as few slices as possible, of even size."""
-    count = -(-rows_of(samples) // most_rows)
+    count = -(-len(samples["inputs"]) // most_rows)
     return [samples] if count <= 1 else split(samples, count)
 
 

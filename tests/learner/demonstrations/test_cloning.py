@@ -84,7 +84,7 @@ def test_the_loss_is_the_likelihood_and_its_gradient_is_autograds(kind, one_thre
     trained = TrainedNetwork(module, network_of)
     samples, allowed = samples_of(kind)
     loss = LOSSES[module.head().kind]
-    numbers = mean_gradient(trained.network, samples, loss, trained.adam.gradient)
+    numbers = mean_gradient(trained.network, loss, trained.adam.gradient, samples)
 
     parameters = list(module.parameters())
     wide = module.double()

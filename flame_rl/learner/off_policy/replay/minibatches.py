@@ -144,8 +144,7 @@ class NormalizedObservations:
     def follow(self, observations: np.ndarray | SideBySide) -> None:
         """Add the observations of an iteration, [N, D], to the statistics."""
         self._moments.update(observations, outliers=False)
-        for numbers, normalizer in self._normalizers:
-            normalizer.set(self._moments.mean[numbers], self._moments.std[numbers])
+        self._moments.set_in(self._normalizers)
 
     def normalize_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
