@@ -14,7 +14,7 @@ from flame_rl.settings.checks import Count, Seed
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import nothing_but_json, say, warn
-from flame_rl.system.signals import StopSignal, stop_on_signals
+from flame_rl.system.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from flame_rl.run.trainer import Trainer
@@ -88,50 +88,48 @@ def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
     with stop_on_signals() as stop:
-        _run(command, stop)
+        # Here and not above, so that --help and mistakes are answered at once.
+        from flame_rl.backends.select import where_collected
+        from flame_rl.run.trainer import Trainer
+
+        # Nothing is learned, so that no graphics card is needed.
+        changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
+        changes["environment"] = command.environment
+        if command.reward_weights is not None:
+            changes["reward_weights"] = command.reward_weights
+        with (
+            nothing_but_json(command.json),
+            Trainer.load(command.run, command.best, stop=stop, **changes) as trainer,
+        ):
+            for warning in trainer.warnings:
+                warn(f"warning: {warning}")
+            if notice := where_collected(trainer.config):
+                warn(notice)
+            result = trainer.evaluate(
+                command.episodes, command.explore, command.seed, command.record
+            )
+        if command.json:
+            info = {
+                "env": trainer.spec.env_id,
+                "algorithm": trainer.config.algorithm_name,
+                "iterations": trainer.totals.iterations,
+                "env_steps": trainer.totals.env_steps,
+                "explore": command.explore,
+                "seed": command.seed,
+            }
+            say(json.dumps(info | result.numbers()))
+        else:
+            say(
+                f"{headline(trainer, result.episodes, command.explore)}\n"
+                f"  Mean return: {result.reward_mean:.1f} "
+                f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
+                f"  Median:      {result.reward_median:.1f}\n"
+                f"  Minimum:     {result.reward_min:.1f}\n"
+                f"  Maximum:     {result.reward_max:.1f}\n"
+                f"  Mean length: {result.length_mean:.1f}"
+                + "".join(f"\n  {name}: {value:.2f}" for name, value in result.outcomes.items())
+            )
     return stop.exit_code
-
-
-def _run(command: EvaluateCommand, stop: StopSignal) -> None:
-    """Evaluate and print."""
-    from flame_rl.backends.select import where_collected
-    from flame_rl.run.trainer import Trainer
-
-    # Nothing is learned, so that no graphics card is needed.
-    changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
-    if command.reward_weights is not None:
-        changes["reward_weights"] = command.reward_weights
-    changes["environment"] = command.environment
-    with (
-        nothing_but_json(command.json),
-        Trainer.load(command.run, command.best, stop=stop, **changes) as trainer,
-    ):
-        for warning in trainer.warnings:
-            warn(f"warning: {warning}")
-        if notice := where_collected(trainer.config):
-            warn(notice)
-        result = trainer.evaluate(command.episodes, command.explore, command.seed, command.record)
-    if command.json:
-        info = {
-            "env": trainer.spec.env_id,
-            "algorithm": trainer.config.algorithm_name,
-            "iterations": trainer.totals.iterations,
-            "env_steps": trainer.totals.env_steps,
-            "explore": command.explore,
-            "seed": command.seed,
-        }
-        say(json.dumps(info | result.numbers()))
-        return
-    say(
-        f"{headline(trainer, result.episodes, command.explore)}\n"
-        f"  Mean return: {result.reward_mean:.1f} "
-        f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
-        f"  Median:      {result.reward_median:.1f}\n"
-        f"  Minimum:     {result.reward_min:.1f}\n"
-        f"  Maximum:     {result.reward_max:.1f}\n"
-        f"  Mean length: {result.length_mean:.1f}"
-        + "".join(f"\n  {name}: {value:.2f}" for name, value in result.outcomes.items())
-    )
 
 
 def headline(trainer: Trainer, episodes: int, explore: bool) -> str:

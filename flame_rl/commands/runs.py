@@ -13,7 +13,7 @@ import tyro
 from flame_rl.settings.checks import names_of
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import why_refused
+from flame_rl.system.files import refused_as
 from flame_rl.system.output import say, warn
 
 # Columns that are sorted from the greatest to the least.
@@ -54,10 +54,8 @@ def runs(arguments: Sequence[str]) -> None:
     from flame_rl.run.folder import runs_below
     from flame_rl.settings.experiment import environment_id
 
-    try:
+    with refused_as(UsageError, "runs", "; name a folder of runs"):
         folders, foreign = runs_below(command.folder)
-    except OSError as error:
-        raise UsageError(f"runs: {why_refused(error)}; name a folder of runs") from error
     rows: list[RunRow] = []
     for folder in folders:
         try:

@@ -54,57 +54,51 @@ def watch(arguments: Sequence[str]) -> int:
             ".gif) writes a film"
         )
     with stop_on_signals() as stop:
-        _run(command, stop)
+        # Here and not above, so that --help and mistakes are answered at once.
+        from rich.progress import Progress
+
+        from flame_rl.run.trainer import Trainer
+        from flame_rl.tools.watching import show
+
+        environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
+        if command.untrained:
+            made = Trainer(TrainConfig(**environment, **here), stop=stop)
+        else:
+            made = Trainer.load(
+                command.run, command.best, stop=stop, environment=environment, **here
+            )
+        with made as trainer:
+            for warning in trainer.warnings:
+                warn(f"warning: {warning}")
+            request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
+            agents, snapshot = trainer.spec.agents, trainer.learner.snapshot()
+            say(headline(trainer, command.episodes * trainer.spec.agent_count, command.explore))
+            # Only on a terminal; a window shows by itself that something happens.
+            with Progress("Drawing, {task.completed} env steps", transient=True) as bar:
+                task = bar.add_task("", visible=command.video is not None)
+                episodes = show(snapshot, request, command.video, stop, lambda: bar.advance(task))
+                for number, episode in enumerate(episodes):
+                    own = trainer.learner.rewards.raw_return(episode)
+                    who = f", {agents[number % len(agents)]}" if agents else ""
+                    earned = f"return {own:.1f} in {episode.length} steps"
+                    say(f"  Episode {episode.index}{who}: {earned}")
+        if command.video is not None:
+            say(f"Film: {command.video}{_tracked(command, trainer.config, stop)}")
     return stop.exit_code
 
 
-def _run(command: WatchCommand, stop: StopSignal) -> None:
-    """Show the episodes and print each one's return."""
-    from rich.progress import Progress
-
-    from flame_rl.run.trainer import Trainer
-    from flame_rl.tools.watching import show
-
-    environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
-    if command.untrained:
-        made = Trainer(TrainConfig(**environment, **here), stop=stop)
-    else:
-        made = Trainer.load(command.run, command.best, stop=stop, environment=environment, **here)
-    with made as trainer:
-        for warning in trainer.warnings:
-            warn(f"warning: {warning}")
-        request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
-        agents, snapshot = trainer.spec.agents, trainer.learner.snapshot()
-        say(headline(trainer, command.episodes * trainer.spec.agent_count, command.explore))
-        # Only on a terminal; a window shows by itself that something happens.
-        with Progress("Drawing, {task.completed} env steps", transient=True) as bar:
-            task = bar.add_task("", visible=command.video is not None)
-            episodes = show(snapshot, request, command.video, stop, lambda: bar.advance(task))
-            for number, episode in enumerate(episodes):
-                own = trainer.learner.rewards.raw_return(episode)
-                who = f", {agents[number % len(agents)]}" if agents else ""
-                say(f"  Episode {episode.index}{who}: return {own:.1f} in {episode.length} steps")
-    if command.video is not None:
-        say(f"Film: {command.video}{_tracked(command, stop)}")
-
-
-def _tracked(command: WatchCommand, stop: StopSignal) -> str:
+def _tracked(command: WatchCommand, config: TrainConfig, stop: StopSignal) -> str:
     """Send the film to the run's tracker, where it has one; what to say of it."""
     from flame_rl.actor.failure import summary
-    from flame_rl.run.folder import CONFIG_NAME, read_config, refuse_modules_in, run_of
-
-    folder = None if command.run is None else run_of(command.run).absolute()
-    if folder is None or not (folder / CONFIG_NAME).is_file():
-        return ""
-    config = read_config(folder)
-    refuse_modules_in(folder, config)
-    if (tracker := config.output.track) is None:
-        return ""
     from flame_rl.report.trackers import send_film
+    from flame_rl.run.folder import run_of
 
+    if command.run is None or (tracker := config.output.track) is None:
+        return ""
+    folder, film = run_of(command.run).absolute(), command.video.absolute()
     try:
         # In a thread, since it may block.
-        unless_stopped(stop, lambda: send_film(folder, config, command.video.absolute()))
+        unless_stopped(stop, lambda: send_film(folder, config, film))
     except (Exception, SystemExit) as error:  # of any kind: it is not this package's
         warn(f"warning: {tracker} has not got the film: {summary(error)}")
         return ""

@@ -68,8 +68,7 @@ class AlgorithmSettings:
             ALGORITHMS[cls.name] = cls
             cls.title = vars(cls).get("title", cls.name.upper())
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True)
@@ -375,9 +374,8 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
         super().__post_init__()
         if self.rainbow:
             vars(self).update(double=True, dueling=True, prioritized=True)  # it is frozen
-            vars(self)["n_step"] = 3 if self.n_step == 1 else self.n_step
-            if self.distribution == "none":
-                vars(self)["distribution"] = "c51"
+            chosen = {"none": "c51"}.get(self.distribution, self.distribution)
+            vars(self).update(n_step=3 if self.n_step == 1 else self.n_step, distribution=chosen)
         if self.distribution == "c51" and self.atoms < 2:
             refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:

@@ -87,8 +87,7 @@ class Execution:
     cluster_patience: Positive = 120.0
     """Seconds without a result, or an executor at work on one, after which the run ends."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import ast
 import dataclasses
 import functools
 import inspect
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import is_dataclass, make_dataclass
@@ -48,7 +46,6 @@ _HEADINGS = {
     "output": "files",
     "execution": "execution",
 }
-_LEAST_COLUMNS = 20
 _CHOICE = Literal[tuple(ALGORITHMS)]
 # The flags that decide which others there are, and their defaults.
 _FIRST_NAMES = ("env", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
@@ -144,9 +141,6 @@ def _read(
 ) -> tuple[Any, list[str]]:
     """A dataclass, filled in, and the words that are none of its flags."""
     options |= {"registry": registry, "return_unknown_args": True}
-    # Of less than four columns, tyro never finishes a line of --help.
-    if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
-        os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
     try:
         return tyro.cli(kind, args=list(arguments), **options)
     except BrokenPipeError:  # of --help, where `head` reads

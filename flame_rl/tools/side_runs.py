@@ -16,7 +16,7 @@ from flame_rl.report.runs import RunRow, grid, read_row
 from flame_rl.run.folder import check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import why_refused
+from flame_rl.system.files import refused_as
 from flame_rl.system.machine import available_cores
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal
@@ -133,10 +133,8 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     if any(word.partition("=")[0] == "--seed" for word in arguments):
         raise UsageError("--seed: --seeds takes its place; leave one of the two out")
     check_output(config)
-    try:
+    with refused_as(UsageError, "--output"):
         folder = make_folder(config)
-    except OSError as error:
-        raise UsageError(f"--output: {why_refused(error)}") from error
     at_once = min(len(config.output.seeds), available_cores())
     workers = share_of(config.execution.workers, at_once)
     runs = []

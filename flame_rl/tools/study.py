@@ -61,8 +61,7 @@ class TuneFlags:
     final_env_steps: Count | None = None
     """Env steps of each of these runs; none: four times --env-steps."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True)

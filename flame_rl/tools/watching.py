@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import importlib
 import math
@@ -75,14 +76,15 @@ def show(
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     simulator = drawing_simulator(request.environment, "human" if video is None else "rgb_array")
-    film = None
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(simulator.close)
+        looks = []  # a window is drawn by the environment's own reset and step
         if video is not None:
             film = Film(video, simulator.first)
-        # A window is drawn by the environment's own reset and step.
-        look = (lambda: None) if film is None else film.add
-        simulator.reset = _shown(simulator.reset, look)
-        simulator.step = _shown(simulator.step, look, on_step)
+            closing.callback(film.close)
+            looks.append(film.add)
+        simulator.reset = _shown(simulator.reset, *looks)
+        simulator.step = _shown(simulator.step, *looks, on_step)
         for index in request.indices:
             alone = replace(request, indices=(index,))
             played = collect_episodes(snapshot, alone, simulator, stop.is_set)
@@ -91,10 +93,6 @@ def show(
             if isinstance(played, CollectFailure):
                 raise RunError(str(played))
             yield from played
-    finally:
-        if film is not None:
-            film.close()
-        simulator.close()
 
 
 def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[..., None]:

@@ -386,10 +386,3 @@ def test_every_activation_that_can_be_chosen_has_a_layer_and_the_other_way_round
 def test_a_path_may_begin_at_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse(["--output=~/run"])[0].output.output == tmp_path / "run"
-
-
-def test_help_is_as_wide_as_a_word_at_least(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "3")
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    assert "--algorithm" in capsys.readouterr().out
