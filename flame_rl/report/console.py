@@ -42,8 +42,8 @@ class ConsoleReporter:
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._last: IterationResult | None = None
-        # A line about the latest evaluation, and whether it was printed.
-        self._evaluation, self._evaluation_said = "", True
+        # A line about the latest evaluation, and the same until it is printed.
+        self._evaluation = self._unsaid = ""
         # The collection that is shown, and when it began.
         self._collection: tuple[str, int] | None = None
         self._collecting_since = self._began
@@ -66,10 +66,8 @@ class ConsoleReporter:
         self._retries += result.timing.retries
         self._undone += result.losses.get("update_scale") == 0
         if result.evaluation is not None:
-            self._evaluation_said = False
-            self._evaluation = (
-                f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
-            )
+            text = f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
+            self._evaluation = self._unsaid = text
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
         if (beyond := beyond_atoms(self._config, result)) and not self._told_of_atoms:
@@ -86,9 +84,9 @@ class ConsoleReporter:
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {loss}"
             )
-            if not self._evaluation_said:
-                self._evaluation_said = True
-                self.say(self._evaluation)
+            if self._unsaid:
+                self.say(self._unsaid)
+                self._unsaid = ""
         # A bar shows what is left all the time.
         if self._bar is None and (first or late) and self._seconds_left() >= LINE_EVERY_SECONDS:
             self.say(f"  {self._left()}")

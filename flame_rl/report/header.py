@@ -27,6 +27,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     """The text; `done` are the totals of a resumed run when it starts again."""
     experiment, mode = config.experiment, "distributed" if distributed else "local"
     limit, wanted = spec.time_limit, experiment.stop_at
+    judged = "an iteration" if experiment.evaluate_every is None else "an evaluation"
     keys, space = ", ".join(experiment.policy_observations), spec.observation_space
     alone = f"; the policy observes {keys} alone" if keys else ""
     vector = isinstance(space, spaces.Box) and len(space.shape) == 1
@@ -48,14 +49,11 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         "Action masks": masks,
         "Goals": "" if hindsight else about_goals(spec),
         "Device": "cuda" if config.execution.device == "cuda" else "",
+        "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
+        "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
+        "Time limit": "none" if limit is None else f"{limit:,} steps",
+        "Environments": _environments(config, spec, distributed),
     }
-    if spec.agents:
-        rows["Agents"] = f"{len(spec.agents)}, with an episode and a return each"
-    if wanted is not None:
-        what = "an iteration" if experiment.evaluate_every is None else "an evaluation"
-        rows["Stops at"] = f"a mean return of {wanted:g} in {what}"
-    rows["Time limit"] = "none" if limit is None else f"{limit:,} steps"
-    rows["Environments"] = _environments(config, spec, distributed)
     rows |= _amounts(config, spec)
     where = " using Flame Runner" if distributed else ""
     start = f"Starting {mode} training..."

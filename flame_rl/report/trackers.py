@@ -49,12 +49,8 @@ def _settings_of(config: TrainConfig) -> Settings:
     sections = config.to_data()
     values = sections["experiment"] | sections["algorithm"]
     values["algorithm"] = values.pop("name")
-    for name, value in values.items():
-        if isinstance(value, list | tuple):
-            values[name] = " ".join(map(str, value)) or "none"
-        elif value is None:
-            values[name] = "none"
-    return values
+    lists = {n: " ".join(map(str, v)) for n, v in values.items() if isinstance(v, list | tuple)}
+    return {name: "none" if v in (None, "") else v for name, v in (values | lists).items()}
 
 
 @dataclass(frozen=True)
@@ -92,16 +88,13 @@ class TrackReporter:
         self._ask(partial(self._log, named, result.env_steps), seconds)
 
     def close(self) -> None:
-        self._ask(self._close, _START_SECONDS if self._asked.done() else _LOG_SECONDS)
+        seconds = _START_SECONDS if self._asked.done() else _LOG_SECONDS
+        self._ask(lambda: self._run and self._run.close(), seconds)
 
     def _log(self, numbers: dict[str, float], steps: int) -> None:
         if self._run is None:
             self._run = self._start()
         self._run.log(numbers, steps)
-
-    def _close(self) -> None:
-        if self._run is not None:
-            self._run.close()
 
     def _ask(self, call: Callable[[], None], seconds: float) -> None:
         """Let the thread make a call, after those before. Raises what the tracker does, and

@@ -134,16 +134,12 @@ def refuse_old_packages() -> None:
     """Raise UsageError where a package is older than this one requires: `uv run --with` puts what
     another one brings before it."""
     with suppress(metadata.PackageNotFoundError):  # one that is not installed is not old
-        for requirement in metadata.requires("flame-rl") or ():
-            name, least = (
-                re.match(r"[\w.-]+", requirement)[0],
-                re.search(r">=([\d.]+)", requirement),
-            )
-            here = metadata.version(name)
-            if least and _numbers(here) < _numbers(least[1]):
+        requirements = "\n".join(metadata.requires("flame-rl") or ())
+        for name, least in re.findall(r"(?m)^([\w.-]+).*>=([\d.]+)", requirements):
+            if _numbers(here := metadata.version(name)) < _numbers(least):
                 raise UsageError(
-                    f"{name} {here} is too old, and {least[1]} or later is needed; another package "
-                    f"may have brought it: add --with '{name}>={least[1]}' to `uv run`"
+                    f"{name} {here} is too old, and {least} or later is needed; another package "
+                    f"may have brought it: add --with '{name}>={least}' to `uv run`"
                 )
 
 
