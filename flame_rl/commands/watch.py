@@ -66,6 +66,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
     from flame_rl.tools.watching import show
 
     environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
+    here["trust"] = command.trust
     if command.untrained:
         made = Trainer(TrainConfig(**environment, **here), stop=stop)
     else:
@@ -96,7 +97,7 @@ def _tracked(command: WatchCommand, stop: StopSignal) -> str:
     folder = None if command.run is None else run_of(command.run).absolute()
     if folder is None or not (folder / CONFIG_NAME).is_file():
         return ""
-    config = read_config(folder)
+    config = read_config(folder).changed(trust=command.trust)
     refuse_modules_in(folder, config)
     if (tracker := config.output.track) is None:
         return ""
