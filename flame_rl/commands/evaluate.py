@@ -48,6 +48,9 @@ class PolicyCommand:
     wrapper: tuple[str, ...] = ()
     """Other wrappers around the environment, module:Class."""
 
+    trust: bool = False
+    """Run modules that lie in the run folder, too; it may be anybody's code."""
+
     @property
     def environment(self) -> dict[str, object]:
         """What is given of the environment, by setting."""
@@ -94,7 +97,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
         # Nothing is learned, so that no graphics card is needed.
         changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
-        changes["environment"] = command.environment
+        changes |= {"environment": command.environment, "trust": command.trust}
         if command.reward_weights is not None:
             changes["reward_weights"] = command.reward_weights
         with (

@@ -31,6 +31,9 @@ class ExportCommand:
     best: bool = False
     """Take the best checkpoint of the run folder, not the newest."""
 
+    trust: bool = False
+    """Run modules that lie in the run folder, too; it may be anybody's code."""
+
 
 def export(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
@@ -44,7 +47,7 @@ def export(arguments: Sequence[str]) -> None:
     from flame_rl.run.trainer import Trainer
     from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
 
-    here = {"local": True, "workers": 0, "device": "cpu"}
+    here = {"local": True, "workers": 0, "device": "cpu", "trust": command.trust}
     with Trainer.load(command.run, command.best, **here) as trainer:
         policy, spec = ExportedPolicy.of_learner(trainer.learner), trainer.spec
     for warning in trainer.warnings:

@@ -61,6 +61,7 @@ def watch(arguments: Sequence[str]) -> int:
         from flame_rl.tools.watching import show
 
         environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
+        here["trust"] = command.trust
         if command.untrained:
             made = Trainer(TrainConfig(**environment, **here), stop=stop)
         else:

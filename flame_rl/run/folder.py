@@ -170,16 +170,17 @@ def saved_config(path: Path) -> TrainConfig:
     """The configuration of the run that is to be resumed from its folder or a checkpoint in it.
     Raises UsageError if there is none."""
     try:
-        config = read_config(run_of(path)).changed(resume=path)
+        # Whether it is trusted, a folder does not say itself.
+        return read_config(run_of(path)).changed(resume=path, trust=False)
     except OSError as error:
         raise UsageError(f"--resume: {path} holds no run: {error}") from error
-    refuse_modules_in(run_of(path), config)
-    return config
 
 
 def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
-    """Raise UsageError for a module of the configuration that lies in the run folder itself:
-    whoever made the folder could run any code."""
+    """Raise UsageError for a module of the configuration that lies in the run folder itself, unless
+    `config.output.trust`: whoever made the folder could run any code."""
+    if config.output.trust:
+        return
     experiment = config.experiment
     named = experiment.env_name, experiment.reward or "", *experiment.wrapper
     named += getattr(config.algorithm, "auxiliary", ())
@@ -190,13 +191,15 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
             if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
                 raise UsageError(
                     f"{folder}: its config.json names the module {module}, which lies in the run "
-                    "folder itself and would be run; read it, and move it beside main.py if you "
-                    "trust it"
+                    "folder itself and would be run; read it, and give --trust (trust=True in "
+                    "Python) if you trust it"
                 )
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
-    """Raise UsageError where flags would change the results of the run that is resumed."""
+    """Raise UsageError where flags would change the results of the run that is resumed, and for
+    modules in its folder."""
+    refuse_modules_in(run_of(given.output.resume), given)
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "

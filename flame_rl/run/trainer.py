@@ -192,14 +192,15 @@ class Trainer:
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
-                and `env`, where a function made the environments.
+                `env`, where a function made the environments; and `trust`, to run modules that lie
+                in the run folder.
 
         Raises UsageError if there is no sound checkpoint, it does not fit model.py, a change would
         make it another run, or the other environment has other spaces.
         """
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
-        saved = TrainConfig.from_data(checkpoint.config)
+        saved = TrainConfig.from_data(checkpoint.config).changed(trust=False)
         other = {name: value for name, value in (environment or {}).items() if value}
         if "env" in other:
             other = {"env_kwargs": ()} | other

@@ -100,6 +100,9 @@ class Output:
     resume: Path | None = None
     """Go on with the run in this folder, or from this checkpoint in one; needs no other flag."""
 
+    trust: bool = False
+    """With --resume: run modules that lie in the run folder, too; it may be anybody's code."""
+
     seeds: tuple[Seed, ...] = ()
     """A run for each of these seeds, side by side, in --output/seed-0 and so on."""
 

@@ -72,7 +72,7 @@ class Examined:
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
-        notes: what could not be found out, and why; and which integers are rounded.
+        notes: what could not be found out, and why; and which numbers are rounded.
     """
 
     environment: Environment

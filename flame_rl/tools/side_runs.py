@@ -13,7 +13,7 @@ from pathlib import Path
 
 import flame_rl
 from flame_rl.report.runs import RunRow, grid, read_row
-from flame_rl.run.folder import check_output, is_held, make_folder, path_to_show
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import refused_as
@@ -125,7 +125,8 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
     """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
-    run that fails does not end the others; once `stop` is set, all are saved.
+    run that fails does not end the others, and one that has begun goes on; once `stop` is set, all
+    are saved.
 
     Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
     has --seed, too, or if a folder cannot be used.
@@ -140,9 +141,10 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     runs = []
     for seed in config.output.seeds:
         own = folder / f"seed-{seed}"
-        check_output(config.changed(seeds=(), output=own))
+        # One that has begun goes on, and is refused by itself if the flags make it another run.
+        where = "--resume" if any((own / CHECKPOINTS_NAME).glob("*.ckpt")) else "--output"
         words = [*without(arguments, _OWN), "--workers", str(workers), "--seed", str(seed)]
-        runs.append(SideRun(f"seed {seed}", own, [*words, "--output", str(own)]))
+        runs.append(SideRun(f"seed {seed}", own, [*words, where, str(own)]))
     shown = path_to_show(folder.absolute(), Path.cwd())
     say(
         f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
@@ -164,9 +166,8 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         quoted = shlex.quote(str(shown))
         say(f"Compare them:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
     if stop.is_set():
-        begun = [run.folder for run, row in zip(runs, rows, strict=True) if row is not None]
-        folders = (shlex.quote(str(path_to_show(each.absolute(), Path.cwd()))) for each in begun)
-        say("\n".join(["Go on with each:", *(f"  uv run main.py --resume {f}" for f in folders)]))
+        words = [*without(arguments, ("--output",)), "--output", str(shown)]
+        say(f"The same command goes on with each:\n  uv run main.py {shlex.join(words)}")
         return stop.exit_code
     return exit_code([run.process.returncode for run in runs])
 

@@ -126,7 +126,32 @@ class Identified(Base):
     next_observation = first_observation
 
 
-KINDS = [Identified, Counter, Shared, Born, Global, SeededAlone, Patient, Tally]
+class Clock(Base):
+    """Observes seconds since 1970."""
+
+    observation_space = gymnasium.spaces.Box(0, 1 << 40, (1,), np.float64)
+    horizon = 3
+
+    def first_observation(self):
+        return np.array([1.7e9 + self.t])
+
+    next_observation = first_observation
+
+
+class ClockBeside(Clock):
+    """Observes them beside another number."""
+
+    observation_space = gymnasium.spaces.Dict(
+        angle=gymnasium.spaces.Box(-1, 1, (1,), np.float32), clock=Clock.observation_space
+    )
+
+    def first_observation(self):
+        return {"angle": np.ones(1, np.float32), "clock": super().first_observation()}
+
+    next_observation = first_observation
+
+
+KINDS = [Identified, Clock, ClockBeside, Counter, Shared, Born, Global, SeededAlone, Patient, Tally]
 KINDS += [type(name, (Base,), {"horizon": 3, "reward": f}) for name, f in REWARDS.items()]
 for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
@@ -194,6 +219,13 @@ def test_what_repeats_itself_is_left_alone(env_id):
 def test_integers_that_float32_does_not_hold_are_named():
     _, spec = describe(Environment(f"{HERE}:Identified-v0"))
     assert "observation['number']: integers up to 16,777,216 are rounded to float32" in spec.note
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Clock", ""), ("ClockBeside", "['clock']")])
+def test_a_number_whose_steps_float32_loses_is_named(kind, name):
+    _, spec = describe(Environment(f"{HERE}:{kind}-v0"))
+    assert f"observation{name}[0]: numbers up to 1,700,000,00" in spec.note
+    assert "in which most of their steps are lost; take an offset away" in spec.note
 
 
 def test_it_leaves_no_trace_where_the_environment_is_played(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.wire.inputs import recorded_columns
 from flame_rl.wire.messages import CollectFailure, Environment
+from tests.actor.test_simulators import of_twins
 from tests.helpers import described, environment_id, request_for, snapshot_for
 
 PARTS = ("cost", "gain")
@@ -53,7 +54,12 @@ def played_again(env_id: str, request, episode):
     [
         (environment_id("Parts"), ("cost", "gain"), "plain"),
         ("Ant-v5", ("reward_contact", "x_velocity", "reward_forward"), "plain"),
-        ("Ant-v5", ("reward_contact", "reward_survive", "reward_forward"), "fast"),
+        pytest.param(
+            "Ant-v5",
+            ("reward_contact", "reward_survive", "reward_forward"),
+            "fast",
+            marks=of_twins,
+        ),
     ],
 )
 def test_parts_are_those_of_info(env_id, parts, choice):

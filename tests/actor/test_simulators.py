@@ -32,6 +32,16 @@ PARTS = {
 }
 
 
+COMPARED = all(
+    importlib.metadata.version(library).startswith(versions)
+    for library, versions in (
+        ("gymnasium", choose.VERIFIED_GYMNASIUM),
+        ("mujoco", choose.VERIFIED_MUJOCO),
+    )
+)
+of_twins = pytest.mark.skipif(not COMPARED, reason="twins are of other versions")
+
+
 def fast(env_id: str, limit: int | None = None):
     simulator, note = choose_simulator(Environment(env_id, limit, "fast", PARTS[env_id]))
     assert not isinstance(simulator, PlainSimulator) and note == ""
@@ -60,6 +70,7 @@ def gymnasium_episode(env: gymnasium.Env, seed: int, actions: np.ndarray):
             return
 
 
+@of_twins
 @pytest.mark.parametrize(
     ("env_id", "limit", "steps"),
     [
@@ -138,6 +149,7 @@ def version_of(library: str, version: str):
     return lambda name: version if name == library else real(name)
 
 
+@of_twins
 @pytest.mark.parametrize(
     ("env_id", "owner", "name", "value", "words"),
     [
@@ -213,6 +225,7 @@ def test_a_process_holds_as_many_environments_as_memory_allows(megabytes, slots,
     assert bool(said) == (slots is None and held < 32)
 
 
+@of_twins
 def test_a_fast_simulator_has_no_environments():
     _, spec = describe(Environment("CartPole-v1"))
     assert spec.slots is None

@@ -35,8 +35,14 @@ def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other
     assert any(re.fullmatch(r"seed 5: done; mean return \S+ after \d+ env steps", x) for x in lines)
     assert any(x.startswith("seed 4: ended with exit code 1; mean return ") for x in lines)
     assert re.fullmatch(r"error: seed 4: see .*all/seed-4\.txt\n", done.stderr)
-    again = run_here(*words, cwd=tmp_path)
-    assert again.returncode == 2 and "seed-4 holds another run" in again.stderr
+    # The same command goes on, and so does a longer one.
+    (tmp_path / "all" / "seed-4" / "weights.safetensors").rmdir()
+    for same in (words, (*words, "--iterations", "3")):
+        again = run_here(*same, cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+    assert [rows(tmp_path / "all" / f"seed-{seed}") for seed in (4, 5)] == [4, 4]  # with the header
+    other = run_here(*words, "--learning-rate", "0.1", cwd=tmp_path)
+    assert other.returncode == 2 and "would make it another run" in other.stdout
     # Nobody would find seeds within a run.
     within = run_here(*QUICK, "--seeds", "1", "--output", "alone", cwd=tmp_path)
     assert within.returncode == 2 and "alone holds another run" in within.stderr
@@ -68,7 +74,7 @@ def test_however_it_is_ended_every_seed_is_saved(how, tmp_path):
     if how == signal.SIGINT:
         assert process.returncode == 130, errors
         assert output.count("interrupted") == 2 and "main.py runs all" in output
-        assert all(f"main.py --resume all/seed-{seed}\n" in output for seed in (1, 2))
+        assert "--seeds 1,2 --iterations 1000 --episodes-per-iter 4 --output all\n" in output
 
 
 @pytest.mark.parametrize(

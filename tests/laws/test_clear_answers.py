@@ -18,6 +18,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.commands.evaluate import evaluate
 from flame_rl.commands.train import resumed_config, train
 from flame_rl.report.console import ConsoleReporter
 from flame_rl.run import checkpoint
@@ -437,3 +438,14 @@ def test_a_run_folder_that_brings_code_is_refused(tmp_path, monkeypatch):
             load()
     Policy.load("given")  # which needs no reward
     assert not (tmp_path / "ran").exists()
+    words = ("given", "--episodes", "1", "--local", "--workers", "0")
+    with pytest.raises(UsageError, match=r"give --trust \(trust=True in Python\) if you trust it"):
+        evaluate(words)
+    assert evaluate((*words, "--trust")) == 0
+    Trainer.load("given", trust=True).close()
+    assert resumed_config(Path("given"), ["--trust"]).output.trust
+    # The folder itself does not say that it is trusted.
+    config = Path("given", "config.json")
+    config.write_text(config.read_text().replace('"trust": false', '"trust": true'))
+    with pytest.raises(UsageError, match="give --trust"):
+        resumed_config(Path("given"), [])

@@ -69,6 +69,8 @@ class EnvironmentsSimulator(Simulator):
             sum(masked_choices(environment, spec.action_space)),
         )
         self.agents = agents
+        # Observations before they become float32.
+        self.raw = self.observations
         # Masks beside the observation are known already; the first reset tells of others.
         known = spec.masked or not masked_choices(environment, spec.action_space)
         found = spec.action_mask if known else None
@@ -143,16 +145,15 @@ class PlainSimulator(EnvironmentsSimulator):
         space = self.spec.observation_space
         self._promised = space.dtype, space.shape
         # float64 observations become float32 for all slots together, which is quicker.
-        self._raw = self.observations
-        if space.dtype == np.float64:
-            self._raw = np.zeros(self.observations.shape, np.float64)
-        # `_raw` in the shape of the space, where that is a Box: `step` writes these unflattened.
+        if any(part.space.dtype == np.float64 for part in self._parts):
+            self.raw = np.zeros(self.observations.shape, np.float64)
+        # `raw` in the shape of the space, where that is a Box: `step` writes these unflattened.
         self._raw_by_shape = None
         if is_channels_first(space):
-            last = self._raw.reshape(-1, *space.shape[1:], space.shape[0])
+            last = self.raw.reshape(-1, *space.shape[1:], space.shape[0])
             self._raw_by_shape = np.moveaxis(last, -1, 1)
         elif isinstance(space, spaces.Box):
-            self._raw_by_shape = self._raw.reshape(-1, *space.shape)
+            self._raw_by_shape = self.raw.reshape(-1, *space.shape)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
@@ -160,7 +161,7 @@ class PlainSimulator(EnvironmentsSimulator):
             with calling("reset", slot):
                 returned = env.reset(seed=seed)
             observation, holder = self.masks.of(*first_returned(returned), slot, "reset")
-            take_observation(self._parts, observation, self._raw[slot], "reset", slot)
+            take_observation(self._parts, observation, self.raw[slot], "reset", slot)
             if self.masks.read:
                 self.masks.take(slot, holder, "reset")
         if self.masks.read:
@@ -194,7 +195,7 @@ class PlainSimulator(EnvironmentsSimulator):
             ):
                 raw[slot] = observation
             else:
-                take_observation(self._parts, observation, self._raw[slot], "step", slot)
+                take_observation(self._parts, observation, self.raw[slot], "step", slot)
             goes_on = terminated is False and truncated is False
             if is_number and isinstance(reward, float) and goes_on:
                 rewards[slot] = reward
@@ -210,9 +211,9 @@ class PlainSimulator(EnvironmentsSimulator):
         self._convert(slots)
 
     def _convert(self, slots: np.ndarray) -> None:
-        if self._raw is self.observations:
+        if self.raw is self.observations:
             return
         rows = as_rows(slots)
         # A value beyond float32 becomes infinite here and is reported as such later.
         with np.errstate(over="ignore"):
-            self.observations[rows] = self._raw[rows]
+            self.observations[rows] = self.raw[rows]

@@ -25,7 +25,7 @@ from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
-from flame_rl.wire.inputs import observation_parts, step_columns
+from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts, step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
 
@@ -50,6 +50,8 @@ class Effort(NamedTuple):
 QUICK = Effort(100, 2, 0.1, 0.5, 5)
 # Up to it float32 holds all integers.
 _EXACT = 1 << 24
+# From it on what float32 loses of a number is more than the noise of arithmetic.
+_LARGE = 100
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own.
@@ -67,7 +69,7 @@ class Checked(NamedTuple):
         failed: how it failed, or ended its process; or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
         bytes: the memory that one takes; 0: not known.
-        rounded: which integers float32 does not hold, in a sentence, or "".
+        rounded: which numbers of observations float32 does not hold, in a sentence, or "".
     """
 
     differs: str = ""
@@ -237,10 +239,11 @@ def _play(
     running = np.arange(count)
     generator, others = acting_generator(SEED), acting_generator(SEED + 1)
     rows: list[_Row] = []
+    raw = () if simulator.raw is simulator.observations else ("raw",)
 
     def record(*names: str) -> None:
         mine = running[running < agents]
-        rows.append({name: getattr(simulator, name)[mine] for name in names})
+        rows.append({name: getattr(simulator, name)[mine] for name in (*raw, *names)})
         if disturbed:
             random.random()
             np.random.random()
@@ -265,23 +268,40 @@ def _play(
 
 def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
     """`Checked.rounded`, of an episode."""
+    # Of several agents, until the first has ended.
+    seen = [row.get("raw", row["observations"]) for row in rows]
+    raw = np.stack([each for each in seen if len(each) == len(seen[0])])
+    remedy = (
+        "take an offset away, or split them, in a wrapper (gymnasium.wrappers.TransformObservation)"
+    )
     for part in observation_parts(spec.observation_space):
-        if isinstance(part.space, spaces.Box) and part.space.dtype.kind in "iu":
-            of_part = (row["observations"][:, part.start : part.stop] for row in rows)
-            most = max(float(np.abs(numbers).max()) for numbers in of_part)
-            if most >= _EXACT:
-                return (
-                    f"observation{part.name}: integers up to {most:,.0f} are rounded to float32, "
-                    f"which holds them exactly up to {_EXACT:,}; take an offset away, or split "
-                    "them, in a wrapper (gymnasium.wrappers.TransformObservation)"
-                )
+        if not isinstance(part.space, spaces.Box) or part.space.dtype in (*OF_ONE_BYTE, np.float32):
+            continue
+        numbers, name = raw[..., part.start : part.stop], f"observation{part.name}"
+        most = np.abs(numbers).max(axis=(0, 1))
+        if part.space.dtype.kind in "iu" and most.max() >= _EXACT:
+            return (
+                f"{name}: integers up to {most.max():,.0f} are rounded to float32, which holds "
+                f"them exactly up to {_EXACT:,}; {remedy}"
+            )
+        with np.errstate(over="ignore"):
+            rounded = numbers.astype(np.float32)
+        steps, kept = (each[1:] != each[:-1] for each in (numbers, rounded))
+        lost = (2 * kept.sum(axis=(0, 1)) < steps.sum(axis=(0, 1))) & (most >= _LARGE)
+        for place in np.flatnonzero(lost)[:1]:
+            return (
+                f"{name}[{place}]: numbers up to {most[place]:,.0f} are rounded to float32, in "
+                f"which most of their steps are lost; {remedy}"
+            )
     return ""
 
 
 def _difference(first: list[_Row], second: list[_Row]) -> str:
     """What differs between two episodes, and from which step on, in words; "" if nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
-        names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+        # What only `raw` has, nobody observes.
+        compared = [name for name in one if name != "raw"]
+        names = [name for name in compared if one[name].tobytes() != other[name].tobytes()]
         if names:
             shown = " and ".join(name.replace("_", " ") for name in names)
             return f"{shown} differ from {f'step {step}' if step else 'reset'} on"
