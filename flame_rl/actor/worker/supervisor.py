@@ -131,7 +131,8 @@ class Worker:
     ) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps. Returns an encoded
         `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
-        return self._call(codec.encode_describe(environment), deadline, withdrawn)
+        with self._calling:
+            return self._call(codec.encode_describe(environment), deadline, withdrawn)
 
     def collect(
         self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = lambda: False
