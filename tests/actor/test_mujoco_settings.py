@@ -67,6 +67,12 @@ def test_a_missing_renderer_concerns_mujoco_alone():
     assert printed.endswith("''\n")  # the sentence says it all, without a traceback
 
 
+def test_what_a_site_hook_prints_concerns_glfw_alone(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hello there')")
+    printed = run(NO_RENDERER, PYTHONPATH=f"{tmp_path}:.")
+    assert "glfw" in printed and "sitecustomize" in printed and printed.endswith("''\n")
+
+
 def run(program: str, **variables: str) -> str:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)

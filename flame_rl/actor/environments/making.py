@@ -299,6 +299,11 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     """The error of an environment whose making raised this; where code that uses MuJoCo misses
     something of it, with a hint at its version."""
     cause, hint = traceback_of(error), ""
+    if re.search(r'File ".*glfw.library\.py"', cause):
+        return unusable(
+            f"{env_id} needs glfw, which evaluates whatever Python prints when it starts "
+            f"({summary(error)}): let what sitecustomize prints go to standard error"
+        )
     if re.search(r'File ".*mujoco.*gl_context\.py"', cause):
         return unusable(
             f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set the "
