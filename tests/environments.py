@@ -791,9 +791,11 @@ class Family(ObservationAction):
 
 
 class NeverMade(Base):
-    """Takes for ever to be made."""
+    """Takes for ever to be made, and makes the file FAULT_MARKER when that begins."""
 
     def __init__(self) -> None:
+        if marker := os.environ.get("FAULT_MARKER"):
+            Path(marker).touch()
         time.sleep(3600)
 
 

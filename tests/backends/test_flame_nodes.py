@@ -81,6 +81,7 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
     def backend(memory: MemoryFlame) -> Iterator[FlameBackend]:
         monkeypatch.setattr(flamepy.core.client.ConnectionInstance, "_connection", None)
         monkeypatch.setattr(flamepy.core.cache, "_context_cache", None)
+        monkeypatch.setattr("flame_rl.backends.flame.executors.ASK_SECONDS", 0.5)
         for name, value in memory.environment.items():
             monkeypatch.setenv(name, value)
         made = another()

@@ -351,6 +351,7 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, flags, sign, tmp_path):
     process = start_main(
         *("--env", environment_id(name), "--episodes-per-iter", "4000", "--output", "run", *flags),
         cwd=tmp_path,
+        environment={"FAULT_MARKER": str(tmp_path / "made")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -360,7 +361,10 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, flags, sign, tmp_path):
     learner = psutil.Process(process.pid)
     if name == "Parent":
         wait_for(lambda: any(p.name() == "sleep" for p in learner.children(recursive=True)))
-    time.sleep(4 if name == "NeverMade" else 1)
+    if name == "NeverMade":
+        wait_for((tmp_path / "made").exists)
+    else:
+        time.sleep(1)
     descendants = learner.children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
