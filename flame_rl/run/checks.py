@@ -20,10 +20,13 @@ from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.fields import WireError
 from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.spaces import choices_of
 
 # Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
 # a policy and a value network.
 _WEIGHT_BYTES = 48
+# Choices from which on an iteration takes tens of seconds.
+_MANY_CHOICES = 100_000
 # Numbers from which on a Box of several axes may be meant as a picture.
 _MANY = 1000
 
@@ -123,6 +126,12 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
             "environment are better, or in a wrapper (gymnasium.wrappers.TransformAction): "
             "actions are scaled to them"
+        )
+    if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
+        warnings.append(
+            f"the action space of {env}: {choices:,} choices, each with an output and weights of "
+            "its own, so that an iteration takes minutes; a MultiDiscrete of several factors, or "
+            "a Box whose numbers a wrapper rounds, takes as little as usual"
         )
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start

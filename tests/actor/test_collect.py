@@ -230,11 +230,11 @@ def test_columns_that_nobody_has_are_refused():
     assert failure.kind == "garbled" and "3 numbers, and these have 4" in failure.message
 
 
-def test_a_reward_in_an_array_of_one_number_is_that_number():
-    rewards = [
-        collect(environment_id(name), range(9)).columns["rewards"].tolist()
-        for name in ("ActionReward", "ArrayReward")
-    ]
+def test_a_reward_in_an_array_of_one_number_is_that_number_and_said():
+    numbers = collect(environment_id("ActionReward"), range(9))
+    with pytest.warns(UserWarning, match=r"shape \(1,\), which is taken for its number"):
+        arrays = collect(environment_id("ArrayReward"), range(9))
+    rewards = [each.columns["rewards"].tolist() for each in (numbers, arrays)]
     assert rewards[0] == rewards[1] and 0 < sum(rewards[0]) < 9
 
 

@@ -361,6 +361,13 @@ def test_an_environment_that_only_this_process_knows_is_told_so(module, words, m
     assert f"is registered in this process alone; {words}" in str(caught.value)
 
 
+@pytest.mark.parametrize(("choices", "told"), [(10_000, False), (200_000, True)])
+def test_what_many_choices_cost_is_said_at_the_start(choices, told):
+    spec = EnvironmentSpec("X-v0", NUMBERS, spaces.Discrete(choices), time_limit=9)
+    said = environment_warnings(TrainConfig(env="X-v0"), spec)
+    assert [f"{choices:,} choices" in each for each in said] == [True] * told
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("bounds", "count"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -82,6 +83,8 @@ def take_outcome(
     """Write the reward of a slot's step, and whether its episode ended."""
     if simulator.rewards.ndim == 1 and isinstance(reward, np.ndarray) and reward.shape == (1,):
         (reward,) = reward
+        text = "reward: step returned an array of shape (1,), which is taken for its number"
+        warnings.warn(f"{text}; return float(reward[0])", stacklevel=1)
     simulator.rewards[slot] = _numbers("reward", reward, simulator.rewards.shape[1:], slot)
     for name, end in (("terminated", terminated), ("truncated", truncated)):
         # Any other object would count as true: the text "False", or NaN.
