@@ -1,5 +1,5 @@
 """Compiles flame_rl/learner/compiled/core.c when the package is built or installed, with the
-compiler in the package ziglang: a library for each kind of processor in targets.py."""
+compiler in the package ziglang: a library for each kind of processor in compiled/__init__.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CompileHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict) -> None:
         folder, machine = Path(self.root, "flame_rl", "learner", "compiled"), platform.machine()
-        found = runpy.run_path(str(folder / "targets.py"))
+        found = runpy.run_path(str(folder / "__init__.py"))
         for old in folder.glob("core_*.so"):
             old.unlink()
         for kind, (library, _) in found["targets"]().items() if sys.platform == "linux" else ():

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
-from flame_rl.nets.inputs import InputsLayer
 from flame_rl.nets.kinds import HEADS, LAYERS
-from flame_rl.nets.layers import ROW_BLOCK, Act, LayerKind
+from flame_rl.nets.layers import ROW_BLOCK, Act, InputsLayer, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 

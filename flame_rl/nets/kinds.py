@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from flame_rl.nets import continuous, convolution, discrete, inputs, layers, recurrent
+from flame_rl.nets import continuous, convolution, discrete, layers, recurrent
 from flame_rl.nets.heads import HeadKind
 from flame_rl.nets.layers import LayerKind
 
 # Every class in them that says its `kind` is one.
-_MODULES = (layers, inputs, convolution, recurrent, discrete, continuous)
+_MODULES = (layers, convolution, recurrent, discrete, continuous)
 _CLASSES = [
     each
     for module in _MODULES

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import flame_rl.learner.compiled as targets
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.compiled import library as compiled_library
 from flame_rl.learner.compiled import network as compiled_module
-from flame_rl.learner.compiled import targets
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss

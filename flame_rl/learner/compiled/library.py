@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flame_rl.learner.compiled.targets import targets
+from flame_rl.learner.compiled import targets
 
 # The columns of samples, in the order of core.c.
 COLUMNS = (
