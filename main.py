@@ -39,6 +39,11 @@ def main() -> int:
             raise
         warn(f"error: {error}; `uv run main.py …` installs what is missing (README.md)")
         return 2
+    except RuntimeError as error:
+        if str(error) != "can't start new thread":
+            raise
+        warn(f"error: {error}: raise the limits of this process (ulimit -v, ulimit -u)")
+        return 1
     except (UsageError, RunError, OSError) as error:
         text = why_refused(error) if isinstance(error, OSError) else error
         warn("\n".join([f"error: {text}", *getattr(error, "__notes__", [])]))

@@ -148,7 +148,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the user's own model.py lacks a network, or ends the program."""
+    """Raise UsageError where the user's own model.py lacks a network, or ends the program, and
+    where there is too little address space for torch."""
     try:
         yield
     except SystemExit as error:
@@ -156,6 +157,11 @@ def own_networks() -> Iterator[None]:
             f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
         ) from error
     except (AttributeError, ImportError) as error:
+        if "failed to map segment" in str(error):
+            raise UsageError(
+                f"torch cannot be loaded: {error}. Its libraries take 3.5 GB of address space: "
+                "raise the limit of this process (ulimit -v)"
+            ) from error
         module = sys.modules.get("model")
         asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
         if module is None or asked != "model":

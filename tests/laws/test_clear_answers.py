@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -456,3 +458,19 @@ def test_a_run_folder_that_brings_code_is_refused(tmp_path, monkeypatch):
     config.write_text(config.read_text().replace('"trust": false', '"trust": true'))
     with pytest.raises(UsageError, match="give --trust"):
         resumed_config(Path("given"), [])
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_too_little_address_space_is_named(workers, tmp_path):
+    command = [sys.executable, "main.py", "--local", "--output", tmp_path / "run"]
+    limit = (2 << 30, 2 << 30)
+    done = subprocess.run(
+        [*command, "--workers", workers],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+    )
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+    # With workers it depends on the moment what has no room any more.
+    said = r"^error: (torch cannot be loaded|can't start new thread): .*ulimit -v"
+    assert re.search(said, done.stderr, re.M)
