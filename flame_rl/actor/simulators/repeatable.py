@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
@@ -94,7 +94,9 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
         found["failed"] = f"it ended its process ({ended}) while an episode was repeated"
     if unknown := found.get("unknown"):
         found["unknown"] = f"Whether {env_id} repeats itself is not checked: {unknown}."
-    # The environment may have written other names.
+    # The environment may have written other names, and another mask.
+    if found.get("action_mask") not in (None, *get_args(MaskSource)):
+        del found["action_mask"]
     return Checked(**{name: found[name] for name in Checked._fields if name in found})
 
 
