@@ -151,7 +151,7 @@ class CompiledNetwork(Network):
     def run_epoch(
         self, loss: NativeLoss, adam: Adam, epoch: Epoch, config: StepConfig
     ) -> list[dict[str, float]]:
-        """See `flame_rl.learner.training.epoch.descend`."""
+        """See `flame_rl.learner.training.epoch.train_epoch`."""
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, names, epoch.steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
