@@ -218,6 +218,8 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         self.applications = {name: self._template(name) for name in _TEMPLATES}
         self.sessions: dict[str, Session] = {}
         self.executors: list[Executor] = []
+        # The ports on which clients have asked which executors there are.
+        self.asked_from: set[str] = set()
         self.finished: Counter[str] = Counter()
         self.stopping = False
         self.nodes = {name: Node(cores) for name, cores in nodes.items()}
@@ -276,6 +278,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
 
     def ListExecutor(self, request, context) -> pb.ExecutorList:
         with self.changed:
+            self.asked_from.add(context.peer().rpartition(":")[2])
             return pb.ExecutorList(executors=[executor.view() for executor in self.executors])
 
     # Sessions
@@ -702,6 +705,11 @@ class MemoryFlame:
         with self.manager.changed:
             self.manager.nodes[name].state = state
             self.manager.changed.notify_all()
+
+    def knows_itself(self, worker: subprocess.Popen[bytes]) -> bool:
+        """Whether the executor has been told which executors there are."""
+        sockets = psutil.Process(worker.pid).net_connections("tcp")
+        return any(str(socket.laddr.port) in self.manager.asked_from for socket in sockets)
 
     def pause_node(self, name: str) -> None:
         """It is away, and nothing there runs for the time being."""

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # How often to look whether Flame's executor manager is there.
 LOOK_SECONDS = 1.0
-# How long an executor neither begins nor ends a task before it asks Flame, and the pause between
-# such questions, which is longer in a cluster of many executors.
+# An executor asks Flame when it starts, then when it has neither begun nor ended a task for so
+# long, with this pause between the questions, which is longer in a cluster of many executors.
 ASK_SECONDS = 10.0
 SECONDS_PER_EXECUTOR = 0.05
 CALL_SECONDS = 5.0
@@ -167,7 +167,9 @@ class Watchdog:
     def _watch(self) -> None:
         manager, was_known, asked_at, pause = _manager(), False, -math.inf, ASK_SECONDS
         while _manager() == manager:
-            if time.monotonic() - max(asked_at, self._busy_at) >= pause:
+            # The first answers are needed soon: what was never known cannot be missed.
+            quiet_since = max(asked_at, self._busy_at) if was_known else asked_at
+            if time.monotonic() - quiet_since >= pause:
                 with contextlib.suppress(Exception):  # Flame does not answer now, or there is none
                     executors = _executors()
                     known = self._id in executors

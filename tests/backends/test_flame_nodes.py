@@ -376,6 +376,8 @@ def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
             wait_until(lambda: collect(backend, 0) and memory.workers_of["b"])
             (worker,) = memory.workers_of["b"]
             wait_until(lambda: collect(backend, 0) and psutil.Process(worker.pid).children())
+            # Busy as it is: what it never knew it could not miss.
+            wait_until(lambda: collect(backend, 0) and memory.knows_itself(worker))
             left = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children()]
             memory.pause_node("b")
             memory.give_up_node("b")
