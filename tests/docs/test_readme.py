@@ -42,14 +42,6 @@ def test_the_code_map_names_every_folder_and_only_what_exists() -> None:
     assert folders <= named
 
 
-def test_the_files_a_number_passes_exist() -> None:
-    (paragraph,) = re.findall(r"^To follow one number.*?\n\n", README, re.DOTALL | re.MULTILINE)
-    files = re.findall(r"`([\w/]+(?:/|\.py))`", paragraph)
-    assert len(files) > 8
-    for name in files:
-        assert (ROOT / name).exists() or (ROOT / "flame_rl" / name).exists(), name
-
-
 def test_the_environment_can_be_learned(tmp_path: Path) -> None:
     (tmp_path / "my_env.py").write_text(ENVIRONMENT)
     words = ("--env", "my_env:Corridor-v0", "--iterations", "12")
