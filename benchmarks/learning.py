@@ -256,7 +256,7 @@ def file_name(picture: str) -> str:
 
 
 def markdown(rows: list[dict[str, object]], options: Options) -> str:
-    """The text of README.md: the results of every cell with all seeds, and every run's command."""
+    """The text of README.md: the results of every cell with all seeds."""
     written_by = "uv run python -m benchmarks.learning" + " --replay" * options.replay
     lines = [
         "# Learning curves" + (" of learning from replay" if options.replay else ""),
@@ -264,8 +264,8 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         f"Written by `{written_by}`. Of the runs with seeds "
         f"{', '.join(map(str, options.seeds))}, in this order: the mean return of the first "
         "iteration; of the last tenth of the iterations, actions sampled as training does; of 20 "
-        "other episodes after training, actions deterministic. After the stroke, the mean of the "
-        "seeds. The versions of the libraries were not recorded.",
+        "other episodes after training, actions deterministic; then the mean of the seeds. The "
+        "versions of the libraries were not recorded.",
         "",
         "| | algorithm | env steps | first iteration | last tenth | evaluation |",
         "|---|---|---|---|---|---|",
@@ -289,18 +289,12 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
                 )
     pictures = dict.fromkeys(row["picture"] for row in rows)
     lines += ["", *(f"![{picture}]({file_name(picture)})" for picture in pictures)]
-    first, *others = options.seeds
-    lines += ["", "## Commands", ""]
-    if others:
-        lines += [f"The same with {' and '.join(f'`--seed {seed}`' for seed in others)}.", ""]
-    commands = [row["command"] for row in rows if row["command"].endswith(f" --seed {first}")]
-    lines += ["```", *map(command_line, commands)]
-    return "\n".join([*lines, "```", ""])
-
-
-def command_line(command: str) -> str:
-    group = "--group box2d " if "LunarLander" in command else ""
-    return f"uv run {group}main.py {command}"
+    lines += [
+        "",
+        "`uv run main.py` with the column `command` of [results.csv](results.csv) repeats a run",
+    ]
+    lines[-1] += "; LunarLander needs `--group box2d`." if options.replay else "."
+    return "\n".join([*lines, ""])
 
 
 def in_short(rows: list[dict[str, object]]) -> str:

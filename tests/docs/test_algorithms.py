@@ -33,21 +33,10 @@ FIRST, SECOND = PAGE.split("## What each can do")
 # Name, actions, on- or off-policy, and memory for experience.
 ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re.MULTILINE)
 TABLE = {name: row for name, *row in ROWS}
-# Name and a word for each of KINDS.
+# Name and a word for each of COLUMNS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
-KINDS = (
-    "structure",
-    "memory",
-    "pictures",
-    "inputs",
-    "frames",
-    "agents",
-    "losses",
-    "masks",
-    "critics",
-    "goals",
-    "demonstrations",
-)
+COLUMNS = ("memory", "frames", "losses", "masks", "critics", "goals", "demonstrations")
+EVERYWHERE = ("structure", "pictures", "inputs", "agents")
 CONVOLVED = ("pictures", "inputs")
 SPACES = {
     "Discrete": spaces.Discrete(3),
@@ -185,20 +174,19 @@ def test_every_algorithm_has_one_row_of_abilities():
     assert [name for name, _ in ABILITIES] == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("column", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize("kind", [*EVERYWHERE, *COLUMNS])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_it_can_do_what_the_table_says(algorithm, column):
-    kind = KINDS[column]
+def test_it_can_do_what_the_table_says(algorithm, kind):
     if kind == "agents":
         pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
-    words = dict(ABILITIES)[algorithm].split(" | ")
-    assert len(words) == len(KINDS)
-    if words[column] == "always":
+    words = dict(zip(COLUMNS, dict(ABILITIES)[algorithm].split(" | "), strict=True))
+    word = words.get(kind, "yes")
+    if word == "always":
         without = {"demonstrations": None} if kind == "demonstrations" else {"memory": "none"}
         assert not learns(algorithm, kind, **without)
     else:
-        assert words[column] in ("yes", "no")
-    assert learns(algorithm, kind, **FLAGS.get(kind, {})) == (words[column] != "no")
+        assert word in ("yes", "no")
+    assert learns(algorithm, kind, **FLAGS.get(kind, {})) == (word != "no")
 
 
 @pytest.mark.parametrize("need", sorted(set(re.findall(NEED, PAGE + REPLAY))))

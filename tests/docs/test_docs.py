@@ -309,16 +309,16 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("section", ["Experiment", "Algorithms", "Execution", "Output"])
 def test_a_flag_is_explained_once_and_in_its_section(section):
     (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", FLAGS, re.MULTILINE | re.DOTALL)
-    flags = re.findall(r"--[\w-]+", "\n".join(re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)))
+    flags = re.findall(r"--[\w-]+", "\n".join(re.findall(r"^- (`--.*?`): ", text, re.MULTILINE)))
     kinds = map(settings_class, ALGORITHMS) if section == "Algorithms" else [SECTIONS[section]]
     assert flags and len(flags) == len(set(flags))
     assert set(flags) <= {flag(field.name) for kind in kinds for field in fields(kind)}
 
 
 def test_environments_with_presets_are_named():
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", FLAGS, re.MULTILINE))
+    shown = dict(re.findall(r"^- `(\w+)`: (.*)$", FLAGS, re.MULTILINE))
     assert shown == {
-        algorithm: ", ".join(env_id or "every environment" for env_id in preset)
+        algorithm: ", ".join(env_id for env_id in preset if env_id) or "no other"
         for algorithm, preset in PRESETS.items()
     }
 
