@@ -55,8 +55,6 @@ GROUPS = {"tune": ("optuna",), "agents": ("mpe2", "Box2D")}
 
 # Begins the name of a package that `uv run` brings along for a command.
 WITH = "--with "
-# Begins a command that runs a file of the page.
-SCRIPT = "uv run python "
 
 # What a page's comparison of returns names; short runs have nothing to compare.
 COMPARED = ("returns[0]", "untrained.reward_mean")
@@ -138,10 +136,7 @@ def test_a_page_works_with_its_packages(project, name, packages):
     for text in (text for language, text in found if language == "python"):
         write(project, text)
     lines = "".join(text for _, text in found if WITH in text).replace(packages, "").splitlines()
-    scripts = [line.removeprefix(SCRIPT) for line in lines if line.startswith(SCRIPT)]
-    for script in scripts:
-        run(project, (project / script).read_text())
-    commands = [words_of(line) for line in lines if not line.startswith(SCRIPT)]
+    commands = [words_of(line) for line in lines]
     assert commands
     run(project, of_commands([shortened(words) for words in commands]))
 
@@ -178,7 +173,7 @@ def test_the_page_of_pictures_works(project, group):
     of_group = {
         "own": ["falling:"],
         "minatar": ["minatar_games:"],
-        "atari": ["atari_games:", "cropped_pong:"],
+        "atari": ["atari_games:"],
     }[group]
     for package in {"own": [], "minatar": ["minatar"], "atari": ["ale_py", "cv2"]}[group]:
         pytest.importorskip(package, reason=f"uv run --group {group} pytest")
