@@ -19,23 +19,19 @@ _BLOCK = 1 << 20
 @dataclass(frozen=True)
 class Totals:
     """The progress of a run: what is done since the start, and of the last iteration the mean
-    steps per episode (0 before the first), how many times as long as before they are (1 to 2), and
-    the mean return, of its evaluation where the run has some (None where none was due)."""
+    steps per episode (0 before the first) and the mean return, of its evaluation where the run has
+    some (None where none was due)."""
 
     iterations: int = 0
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
-    length_growth: float = 1.0
     mean_return: float | None = None
 
     def plus(self, episodes: int, steps: int) -> Totals:
         """After one more iteration of `episodes` episodes and `steps` env steps."""
-        mean = steps / episodes
-        growth = min(max(mean / self.length_mean, 1.0), 2.0) if self.length_mean else 1.0
-        return Totals(
-            self.iterations + 1, self.episodes + episodes, self.env_steps + steps, mean, growth
-        )
+        done = self.episodes + episodes, self.env_steps + steps
+        return Totals(self.iterations + 1, *done, steps / episodes)
 
 
 @dataclass(frozen=True)
