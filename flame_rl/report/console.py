@@ -148,8 +148,9 @@ class ConsoleReporter:
             self._bar.close()
             self._bar = None
 
-    def summary(self, interrupted: bool) -> None:
-        """Print the closing lines; after an interrupt, they cover what was done until then."""
+    def summary(self, interrupted: bool, best: tuple[float, int]) -> None:
+        """Print the closing lines; after an interrupt, they cover what was done until then. `best`:
+        the best mean return, of an evaluation where there are some, and its iteration."""
         if ended(self._experiment, self._done):  # there was nothing to do
             return
         seconds, last = time.perf_counter() - self._began, self._last
@@ -178,6 +179,8 @@ class ConsoleReporter:
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
         if self._evaluation:
             lines.append(self._evaluation)
+        if last and last.totals.mean_return is not None and last.totals.mean_return < best[0]:
+            lines.append(f"  Best Mean Reward: {best[0]:.1f}, in iteration {best[1]} (--best)")
         if last and reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self.say("\n".join([*lines, RULE]))

@@ -175,8 +175,11 @@ def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):
     lines = capsys.readouterr().out.splitlines()
     (place,) = [number for number, line in enumerate(lines) if line == text]
     assert lines[place - 1].startswith("Iteration  10 | ")
-    console.summary(interrupted=True)
-    assert text in capsys.readouterr().out.splitlines()
+    console.summary(True, (12.0, 3))
+    closing = capsys.readouterr().out.splitlines()
+    assert text in closing and "  Best Mean Reward: 12.0, in iteration 3 (--best)" in closing
+    console.summary(True, (9.0, 11))
+    assert "Best" not in capsys.readouterr().out
 
 
 def test_the_size_of_the_run_is_said_at_once(capsys):
