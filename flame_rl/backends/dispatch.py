@@ -109,24 +109,25 @@ def gather(
     stop: threading.Event,
     listener: Listener,
 ) -> Collected:
-    """Collect all of `request`, in tasks of several episodes.
+    """Collect what `request` wants, in tasks of several episodes.
 
-    The split changes no result: every episode is a function of its index. The episodes of a failed
-    task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run. Near
-    the end, what is late is asked for twice, and the first answer counts: nobody waits for tasks
-    that are still in flight afterwards, and their futures are cancelled.
+    The split changes no result: every episode is a function of its index, and where steps are
+    wanted, lengths alone decide which ones count. The episodes of a failed task are asked for
+    again, one by one; `MAX_ATTEMPTS` failures of an episode that counts end the run. Near the end,
+    what is late is asked for twice, and the first answer counts: nobody waits for tasks that are
+    still in flight afterwards, and their futures are cancelled.
 
     `sizes` splits the request, and learns how long that took; `stop` ends the wait when it is set.
     Raises as `Backend.collect` does; tasks may then still be in flight.
     """
     started = time.perf_counter()
-    count, agents = len(request.indices), request.agents
-    tasks = Tasks(request, sizes.split(count), sizes.workers, transport.in_flight)
+    agents = request.agents
+    tasks = Tasks(request, sizes.split(len(request.indices)), sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[Episodes] = []
     episodes = steps = bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
-    while not tasks.complete:
+    while (wanted := tasks.wanted) is None:
         while (task := tasks.next(time.perf_counter())) is not None:
             data = codec.encode_request(task.request)
             bytes_out += len(data)
@@ -146,7 +147,8 @@ def gather(
             answer, size = _read_answer(future, task.request)
             bytes_in += size
             if isinstance(answer, Episodes):
-                for run in tasks.answered(task, now):
+                lengths = answer.lengths.reshape(-1, agents).sum(axis=1)
+                for run in tasks.answered(task, now, lengths):
                     answers.append(answer.between(run.start * agents, run.stop * agents))
                     episodes += len(answers[-1])
                     steps += answers[-1].steps
@@ -161,21 +163,24 @@ def gather(
                 _end_after_deaths(deaths, answer)
             elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
+            elif task.attempt == MAX_ATTEMPTS and missing and tasks.may_be_unwanted(*missing):
+                tasks.postpone(task)
+                continue
             else:
                 again = _one_by_one(task, missing, answer, transport.unusable)
             if missing:
                 # Next in line, so that an environment that always fails soon ends the run.
                 tasks.retry(again)
         more_episodes, more_steps = transport.played()
-        played = min(episodes + more_episodes, count * agents), steps + more_steps
-        tell(listener.collecting, request, *played)
+        tell(listener.collecting, request, episodes + more_episodes, steps + more_steps)
     for future in running:
         future.cancel()
     seconds = time.perf_counter() - started
-    sizes.learn(count, seconds, tasks.paces)
+    sizes.learn(tasks.answers, seconds, tasks.paces)
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda answer: answer.index[0])
-    return Collected(concatenate(answers), bytes_out, bytes_in, waiting, seconds, retries)
+    collected = concatenate(answers).between(0, wanted * agents)
+    return Collected(collected, bytes_out, bytes_in, waiting, seconds, retries)
 
 
 def _one_by_one(

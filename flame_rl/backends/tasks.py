@@ -108,7 +108,8 @@ class Tasks:
     """Decides what is sent when; knows no clock, no transport and no answer's content.
 
     Workers take the tasks in the order of sending, and each plays one at a time. Once all are sent
-    and a worker has nothing to do, the end of what is late is asked for again, in tasks that get
+    and a worker has nothing to do, further episodes are asked for, if the request wants steps and
+    these will be too few. Else the end of what is late is asked for again, in tasks that get
     smaller, each episode at most twice at a time; the first answer counts.
     """
 
@@ -121,14 +122,13 @@ class Tasks:
         self._workers = workers
         self._in_flight = in_flight
         self._place = {index: place for place, index in enumerate(request.indices)}
-        self._missing = np.ones(len(request.indices), bool)
+        # Their env steps, 0 of those that have not been answered.
+        self._lengths = np.zeros(len(request.indices), np.int64)
         # The number of tasks, waiting or sent, that each episode is in.
         self._copies = np.zeros(len(request.indices), np.int64)
-        ends = itertools.accumulate(sizes, initial=0)
-        parts = [request.indices[start:stop] for start, stop in itertools.pairwise(ends)]
         # A stack: the next task is at the end.
         self._waiting: list[Task] = []
-        self.retry([Task(replace(request, indices=part)) for part in parts])
+        self.retry(self._split(request.indices, sizes))
         self._first = self._waiting[-workers:][::-1]
         # The tasks in flight, in the order of sending, and when each began.
         self._sent: dict[Task, float | None] = {}
@@ -136,9 +136,27 @@ class Tasks:
         self._typical: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
 
     @property
-    def complete(self) -> bool:
-        """Whether every episode has been answered."""
-        return not self._missing.any()
+    def wanted(self) -> int | None:
+        """How many episodes the request wants, from its first on; None until they have come."""
+        known, steps = self._known, self._request.steps
+        if steps is None:
+            return known if known == len(self._lengths) else None
+        last = int(np.searchsorted(np.cumsum(self._lengths[:known]), steps))
+        return last + 1 if last < known else None
+
+    @property
+    def answers(self) -> int:
+        """The number of episodes that have come."""
+        return int((self._lengths > 0).sum())
+
+    @property
+    def _known(self) -> int:
+        """How many episodes have come before the first that has not."""
+        return len(self._lengths) if self._lengths.all() else int(self._lengths.argmin())
+
+    def may_be_unwanted(self, index: int) -> bool:
+        """Whether the request may want no episode of this index, when others have come."""
+        return self._request.steps is not None and self._place[index] > self._known
 
     @property
     def paces(self) -> list[float]:
@@ -150,6 +168,8 @@ class Tasks:
 
     def next(self, now: float) -> Task | None:
         """The task to send now, if there is one; it then counts as sent."""
+        if not self._waiting and len(self._sent) < self._workers:
+            self._extend()
         if self._waiting:
             task = self._waiting.pop() if len(self._sent) < self._in_flight else None
         else:
@@ -159,14 +179,15 @@ class Tasks:
             self._begin(now)
         return task
 
-    def answered(self, task: Task, now: float) -> list[slice]:
-        """A task's episodes have come. Returns which of them count, in runs of consecutive ones."""
+    def answered(self, task: Task, now: float, lengths: np.ndarray) -> list[slice]:
+        """A task's episodes have come, of these lengths. Returns which of them count, in runs of
+        consecutive ones."""
         began = self._remove(task, now)
         places = self._places(task)
         self._paces[task] = (now - began) / len(places)
         self._typical.append((len(places), now - began))
-        new = np.flatnonzero(self._missing[places])
-        self._missing[places] = False
+        new = np.flatnonzero(self._lengths[places] == 0)
+        self._lengths[places] = lengths
         breaks = (np.diff(new) != 1) | (np.diff(places[new]) != 1)
         runs = np.split(new, np.flatnonzero(breaks) + 1)
         return [slice(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
@@ -176,7 +197,7 @@ class Tasks:
         self._remove(task, now)
         self._first = []
         places = self._places(task)
-        needed = self._missing[places] & (self._copies[places] == 0)
+        needed = (self._lengths[places] == 0) & (self._copies[places] == 0)
         return tuple(itertools.compress(task.request.indices, needed))
 
     def retry(self, tasks: Sequence[Task]) -> None:
@@ -184,6 +205,32 @@ class Tasks:
         for task in reversed(tasks):
             self._waiting.append(task)
             self._copies[self._places(task)] += 1
+
+    def postpone(self, task: Task) -> None:
+        """This comes last."""
+        self._waiting.insert(0, task)
+        self._copies[self._places(task)] += 1
+
+    def _extend(self) -> None:
+        """Ask for the episodes that will be lacking if all are as long as those that have come."""
+        steps, known = self._request.steps, self._lengths[self._lengths > 0]
+        if steps is None or not len(known):
+            return
+        asked, wanted = len(self._lengths), math.ceil(steps / known.mean())
+        if (count := wanted - asked) <= 0:
+            return
+        first = self._request.indices[0] + asked
+        self._place |= {first + i: asked + i for i in range(count)}
+        self._lengths = np.append(self._lengths, np.zeros(count, np.int64))
+        self._copies = np.append(self._copies, np.zeros(count, np.int64))
+        tasks = min(count, self._workers)
+        sizes = [count // tasks + (i < count % tasks) for i in range(tasks)]
+        self.retry(self._split(range(first, first + count), sizes))
+
+    def _split(self, indices: Sequence[int], sizes: Sequence[int]) -> list[Task]:
+        ends = itertools.accumulate(sizes, initial=0)
+        parts = [tuple(indices[start:stop]) for start, stop in itertools.pairwise(ends)]
+        return [Task(replace(self._request, indices=part)) for part in parts]
 
     def _places(self, task: Task) -> np.ndarray:
         return np.array([self._place[index] for index in task.request.indices], np.int64)
@@ -212,7 +259,7 @@ class Tasks:
             if now - began <= max(LATE * expected, expected + TASK_SECONDS):
                 continue
             places = self._places(task)
-            once = self._missing[places] & (self._copies[places] == 1)
+            once = (self._lengths[places] == 0) & (self._copies[places] == 1)
             if once.sum() > len(most):
                 most = list(itertools.compress(task.request.indices, once))
                 attempt = task.attempt

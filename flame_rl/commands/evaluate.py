@@ -124,8 +124,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         else:
             say(
                 f"{headline(trainer, result.episodes, command.explore)}\n"
-                f"  Mean return: {result.reward_mean:.1f} "
-                f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
+                f"  Mean return: {result.reward_mean:.1f}{result.interval}\n"
                 f"  Median:      {result.reward_median:.1f}\n"
                 f"  Minimum:     {result.reward_min:.1f}\n"
                 f"  Maximum:     {result.reward_max:.1f}\n"

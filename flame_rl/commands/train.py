@@ -119,9 +119,9 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             trainer.files.recall()
         record_start(folder, arguments, done)
         shown = path_to_show(folder, here)
-        console = train_and_report(trainer, folder, shown)
+        console, best = train_and_report(trainer, folder, shown)
         trainer.close()
-        console.summary(interrupted=stop.is_set())
+        console.summary(stop.is_set(), best)
         if config.output.plot and trainer.totals.iterations:
             from flame_rl.report.figures import plot_run
 
@@ -152,9 +152,11 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
     )
 
 
-def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleReporter:
+def train_and_report(
+    trainer: Trainer, folder: Path, shown: Path
+) -> tuple[ConsoleReporter, tuple[float, int]]:
     """Do and report the remaining iterations; save what was learned, whatever ends them. `shown` is
-    the folder as errors name it."""
+    the folder as errors name it. Returns `Checkpointer.best`, too."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.tables import (
@@ -226,4 +228,4 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
     if not trainer.totals.iterations:  # interrupted in the first one
         checkpoints.begin()
     save()
-    return console
+    return console, checkpoints.best

@@ -101,28 +101,32 @@ class ConsoleReporter:
         if collection != self._collection:
             self._collection, self._collecting_since = collection, now
         seconds, wanted = now - self._collecting_since, len(request.indices) * request.agents
+        of_episodes, of_steps, done = f" of {wanted}", "", episodes / wanted
+        if request.steps is not None:
+            of_episodes, of_steps = "", f" of {request.steps:,}"
+            done = env_steps / request.steps
         text = (
-            f"Iteration {request.iteration:3d}: {episodes} of {wanted} "
-            f"{'' if training else 'evaluation '}episodes, {env_steps:,} env "
+            f"Iteration {request.iteration:3d}: {episodes}{of_episodes} "
+            f"{'' if training else 'evaluation '}episodes, {env_steps:,}{of_steps} env "
             f"steps, {env_steps / max(seconds, 1e-3):,.0f} a second"
         )
-        if episodes >= wanted and training:
+        if request.steps is None and done >= 1 and training:
             text = f"Iteration {request.iteration:3d}: learning from {env_steps:,} env steps"
         totals = self._last.totals if self._last else self._done
         # Not of what is prefetched.
         if training and request.iteration == totals.iterations:
             counts_steps = self._experiment.env_steps is not None
-            more = env_steps if counts_steps else min(episodes / wanted, 0.99)
+            more = env_steps if counts_steps else min(done, 0.99)
             self._advance(self._completed(totals) + more)
         self._show("collecting", text)
         if not self._told_of_length and (episodes or seconds >= LONG_EPISODE_SECONDS):
             self._told_of_length = True
             if not episodes:
                 limit = self._spec.time_limit
-                length = "without a time limit" if limit is None else f"of up to {limit:,} steps"
+                length = "no time limit" if limit is None else f"a limit of {limit:,} steps"
                 self.say(
-                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended: "
-                    f"{wanted} are asked for, {length} (see --max-episode-steps)"
+                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended; "
+                    f"they have {length} (see --max-episode-steps)"
                 )
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
@@ -144,8 +148,9 @@ class ConsoleReporter:
             self._bar.close()
             self._bar = None
 
-    def summary(self, interrupted: bool) -> None:
-        """Print the closing lines; after an interrupt, they cover what was done until then."""
+    def summary(self, interrupted: bool, best: tuple[float, int]) -> None:
+        """Print the closing lines; after an interrupt, they cover what was done until then. `best`:
+        the best mean return, of an evaluation where there are some, and its iteration."""
         if ended(self._experiment, self._done):  # there was nothing to do
             return
         seconds, last = time.perf_counter() - self._began, self._last
@@ -174,6 +179,8 @@ class ConsoleReporter:
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
         if self._evaluation:
             lines.append(self._evaluation)
+        if last and last.totals.mean_return is not None and last.totals.mean_return < best[0]:
+            lines.append(f"  Best Mean Reward: {best[0]:.1f}, in iteration {best[1]} (--best)")
         if last and reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self.say("\n".join([*lines, RULE]))

@@ -91,7 +91,7 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
     if experiment.env_steps is None:
         rows["Training iterations"] = iterations
     if steps is not None:
-        rows["Steps per iteration"], total = f"about {steps}", f"about {most:,}"
+        rows["Steps per iteration"], total = f"{steps}, in whole episodes", f"about {most:,}"
     else:
         episodes = experiment.episodes_per_iter * spec.agent_count
         rows["Episodes per iteration"] = episodes

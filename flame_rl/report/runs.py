@@ -4,7 +4,6 @@ run is."""
 from __future__ import annotations
 
 import io
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from flame_rl.report.tables import TIMING_NAME, read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held, read_config
-from flame_rl.run.results import Totals, ended
+from flame_rl.run.results import Totals, ended, mean_interval
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import environment_id
 from flame_rl.system.errors import UsageError
@@ -31,8 +30,6 @@ EVALUATION = "evaluation"
 # Points of a mean curve.
 _POINTS = 200
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
-# The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # Wider than any table: no line is cut off or wrapped.
 _WIDTH = 10_000
 
@@ -228,22 +225,12 @@ def compare(settings: list[Setting]) -> str:
     for setting in settings:
         scores = np.array([smooth(run.values)[-1] for run in setting.runs])
         mean, interval = float(scores.mean()), "-"
-        if (freedom := len(scores) - 1) > 0:
-            # Student 1908, "The Probable Error of a Mean": of two or three seeds a bootstrap's
-            # interval would be far too narrow.
-            reach = student_quantile(freedom) * scores.std(ddof=1) / math.sqrt(len(scores))
-            interval = f"{mean - reach:,.1f} to {mean + reach:,.1f}"
+        if len(scores) > 1:
+            low, high = mean_interval(scores)
+            interval = f"{low:,.1f} to {high:,.1f}"
         of = "training" if setting.column == "reward_mean" else setting.column
         rows.append((setting.env, setting.name, of, len(scores), mean, interval))
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
-
-
-def student_quantile(freedom: int) -> float:
-    """The t below which Student's distribution has 97.5 %: from a table, or for more degrees of
-    freedom by Fisher's expansion (Abramowitz and Stegun 1964, 26.7.5)."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    return 1.95996 + 2.37227 / freedom + 2.82250 / freedom**2 + 2.55585 / freedom**3
 
 
 # How far runs are

@@ -70,7 +70,6 @@ class Checkpoint:
     versions: dict[str, str]
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
-    length_growth: Number = 1.0
     mean_return: Number | None = None
 
     @property

@@ -105,19 +105,18 @@ def learn_iteration(
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
-    """The request for the next iteration's episodes, collected by the policy `version`: as many as
-    it asks for, where what several agents play together counts once."""
+    """The request for the next iteration's episodes, collected by the policy `version`. With a
+    number of env steps, it begins with as many episodes as have them if they are as long as those
+    of the last iteration, and in the first one if each lasts to its time limit."""
     experiment = config.experiment
     steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
     if steps is not None:
-        count = experiment.first_episodes
-        if done.length_mean:
-            growth = done.length_growth if experiment.first_episodes is None else 1.0
-            expected = done.length_mean * growth
-            count = max(1, round(steps / (expected * spec.agent_count)))
-        elif count is None:
-            count = math.ceil(steps / ((spec.time_limit or steps) * spec.agent_count))
-    return make_request(config, spec, done.iterations, range(count), version)
+        if experiment.env_steps is not None:
+            steps = min(steps, experiment.env_steps - done.env_steps)
+        length = done.length_mean or spec.time_limit or steps
+        count = math.ceil(steps / (length * spec.agent_count))
+    request = make_request(config, spec, done.iterations, range(count), version)
+    return replace(request, steps=steps)
 
 
 def make_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -12,6 +13,10 @@ from flame_rl.settings.experiment import Experiment
 from flame_rl.wire.messages import Episodes
 
 RESAMPLES = 10_000
+# The most episodes whose mean has Student's interval.
+FEW = 30
+# The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # Numbers that are resampled at a time.
 _BLOCK = 1 << 20
 
@@ -19,23 +24,19 @@ _BLOCK = 1 << 20
 @dataclass(frozen=True)
 class Totals:
     """The progress of a run: what is done since the start, and of the last iteration the mean
-    steps per episode (0 before the first), how many times as long as before they are (1 to 2), and
-    the mean return, of its evaluation where the run has some (None where none was due)."""
+    steps per episode (0 before the first) and the mean return, of its evaluation where the run has
+    some (None where none was due)."""
 
     iterations: int = 0
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
-    length_growth: float = 1.0
     mean_return: float | None = None
 
     def plus(self, episodes: int, steps: int) -> Totals:
         """After one more iteration of `episodes` episodes and `steps` env steps."""
-        mean = steps / episodes
-        growth = min(max(mean / self.length_mean, 1.0), 2.0) if self.length_mean else 1.0
-        return Totals(
-            self.iterations + 1, self.episodes + episodes, self.env_steps + steps, mean, growth
-        )
+        done = self.episodes + episodes, self.env_steps + steps
+        return Totals(self.iterations + 1, *done, steps / episodes)
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ def ended(experiment: Experiment, totals: Totals) -> bool:
 @dataclass(frozen=True)
 class Evaluation:
     """The undiscounted returns of an evaluation's episodes; each of several agents has one of its
-    own. `reward_low` to `reward_high` is a 95 % bootstrap interval of their mean; `outcomes` has
-    the means of `--outcomes` by name."""
+    own. `reward_low` to `reward_high` is a 95 % interval of their mean, as `mean_interval` has it,
+    None of a single episode; `outcomes` has the means of `--outcomes` by name."""
 
     episodes: int
     reward_mean: float
-    reward_low: float
-    reward_high: float
+    reward_low: float | None
+    reward_high: float | None
     reward_median: float
     reward_min: float
     reward_max: float
@@ -81,14 +82,21 @@ class Evaluation:
     outcomes: dict[str, float] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, float]:
-        """All numbers by name."""
-        numbers = asdict(self)
+        """All numbers by name; a single episode has no interval."""
+        numbers = {name: value for name, value in asdict(self).items() if value is not None}
         return numbers | numbers.pop("outcomes")
+
+    @property
+    def interval(self) -> str:
+        """The interval in words, "" of a single episode."""
+        if self.reward_low is None:
+            return ""
+        return f" (95 %: {self.reward_low:.1f} to {self.reward_high:.1f})"
 
     def __str__(self) -> str:
         return (
-            f"mean {self.reward_mean:.1f} (95 %: {self.reward_low:.1f} to {self.reward_high:.1f}), "
-            f"median {self.reward_median:.1f}, {self.reward_min:.1f} to {self.reward_max:.1f} in "
+            f"mean {self.reward_mean:.1f}{self.interval}, median {self.reward_median:.1f}, "
+            f"{self.reward_min:.1f} to {self.reward_max:.1f} in "
             f"{self.episodes} episodes of {self.length_mean:.1f} steps"
             + "".join(f", {name} {value:.2f}" for name, value in self.outcomes.items())
         )
@@ -174,7 +182,7 @@ def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluat
     episodes = rewards.raw(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
-    low, high = bootstrap_interval(returns.reshape(-1, agents).mean(axis=1))
+    low, high = mean_interval(returns.reshape(-1, agents).mean(axis=1))
     return Evaluation(
         episodes=len(episodes),
         reward_mean=float(returns.mean()),
@@ -186,6 +194,26 @@ def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluat
         length_mean=episodes.steps / len(episodes),
         outcomes=rewards.outcomes_of(collected),
     )
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of the mean of values, float64 [N]: of 2 to `FEW` Student's (1908, "The
+    Probable Error of a Mean"), of more the bootstrap's, which would be too narrow for few."""
+    if len(values) == 1:
+        return None, None
+    if len(values) > FEW:
+        return bootstrap_interval(values)
+    mean = float(values.mean())
+    reach = student_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return mean - reach, mean + reach
+
+
+def student_quantile(freedom: int) -> float:
+    """The t below which Student's distribution has 97.5 %: from a table, or for more degrees of
+    freedom by Fisher's expansion (Abramowitz and Stegun 1964, 26.7.5)."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    return 1.95996 + 2.37227 / freedom + 2.82250 / freedom**2 + 2.55585 / freedom**3
 
 
 def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:

@@ -159,7 +159,7 @@ class TrainConfig:
     ) -> None:
         """Take the defaults, then the algorithm's preset for the environment, then `settings`:
         fields of whichever section, by name. Of a preset, `episodes_per_iter` replaces
-        steps_per_iter, and `steps_per_iter` first_episodes. Raises UsageError."""
+        steps_per_iter. Raises UsageError."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
         preset = preset_of(algorithm, environment_id(environment_name(env)))
@@ -256,13 +256,9 @@ def owners_of(name: str, algorithm: str) -> str:
 
 
 def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, with what replaces a preset's values: with a size of an iteration the usual
-    first_episodes, with episodes_per_iter no steps_per_iter. Raises UsageError."""
+    """The settings; with episodes_per_iter, no preset's steps_per_iter. Raises UsageError."""
     refuse_two_sizes(settings)
-    first = {"first_episodes": Experiment.first_episodes}
-    if "episodes_per_iter" in settings:
-        return first | {"steps_per_iter": None} | settings
-    return first | settings if "steps_per_iter" in settings else settings
+    return {"steps_per_iter": None} | settings if "episodes_per_iter" in settings else settings
 
 
 def _by_section(

@@ -88,11 +88,8 @@ class Experiment:
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
     steps_per_iter: Count | None = None
-    """About so many steps in each iteration, in whole episodes, in place of --episodes-per-iter."""
-
-    first_episodes: Count | None = 8
-    """With --steps-per-iter, episodes of the first iteration; none: as few as have that number of
-    steps if each lasts to its time limit."""
+    """Env steps in each iteration, in place of --episodes-per-iter: as many whole episodes as it
+    takes to reach them."""
 
     max_episode_steps: CountOrZero | None = None
     """Time limit in steps in place of the environment's; none: 1,000 where it has none; 0: its own

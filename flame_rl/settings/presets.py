@@ -11,12 +11,12 @@ Preset = dict[str, Any]
 
 # Updates begin after few episodes, however long they are.
 STEPS_PER_ITERATION = 2048
-_SHORT_ITERATIONS = {"steps_per_iter": STEPS_PER_ITERATION, "first_episodes": None}
+_SHORT_ITERATIONS = {"steps_per_iter": STEPS_PER_ITERATION}
 
-# A million env steps, as docs/learning measures them; the first iteration has the usual episodes.
-_MILLION = {"iterations": 500, "steps_per_iter": 2000, "first_episodes": 8}
-_MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000, "first_episodes": 8}
-_SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000, "first_episodes": 8}
+# A million env steps, as docs/learning measures them.
+_MILLION = {"iterations": 500, "steps_per_iter": 2000}
+_MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000}
+_SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000}
 # Step sizes fall to 0 at the end.
 _DECAY = {"learning_rate_decay": True}
 
@@ -126,8 +126,8 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "r2d2": {"": {"memory": "lstm", "steps_per_iter": 1000}, "CartPole-v1": _CARTPOLE},
     "impala": {
         # With 2,048 steps one run in three failed in CartPole and in Taxi, with 500 in CartPole.
-        "": {"steps_per_iter": 1000, "first_episodes": None},
-        "CartPole-v1": {"iterations": 60, "first_episodes": 8},
+        "": {"steps_per_iter": 1000},
+        "CartPole-v1": {"iterations": 60},
     },
     "ddpg": {
         "": WIDE_LAYERS,

@@ -222,6 +222,8 @@ class CollectRequest:
     Attributes:
         indices: which episodes of that iteration, ascending. One that several agents play becomes
             an episode of each, under the same index, agent by agent.
+        steps: with a number, the episodes that are wanted are those from the first index on until
+            their lengths add up to it, and `indices` only those to begin with.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.inputs.recorded_columns`.
         explore: whether actions are sampled; otherwise each is the action without noise.
@@ -236,6 +238,7 @@ class CollectRequest:
     stream: Stream = "training"
     explore: bool = True
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1
+    steps: Whole | None = None
 
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):

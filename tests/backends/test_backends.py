@@ -56,7 +56,7 @@ def done(value: bytes | Exception) -> Future:
     return future
 
 
-def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
+def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None, request=REQUEST):
     def sent(data, episodes):
         assert len(codec.decode_request(data).indices) == episodes
         return submit(data)
@@ -64,7 +64,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
     transport = Transport(sent, in_flight, failed=failed)
     sizes = TaskSizes(in_flight)
     sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
-    return gather(REQUEST, transport, sizes, stop or threading.Event(), Listener())
+    return gather(request, transport, sizes, stop or threading.Event(), Listener())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
@@ -76,6 +76,38 @@ def test_task_size_changes_no_bit_and_episodes_are_sorted(task_size):
     assert_same_episodes(collected.episodes, EXPECTED)
     assert [e.index for e in collected.episodes] == list(range(11))
     assert collected.retries == 0 and collected.bytes_in > 0 and collected.bytes_out > 0
+
+
+def with_steps(steps, first):
+    return replace(REQUEST, indices=tuple(range(first)), steps=steps)
+
+
+@pytest.mark.parametrize("steps", [1, 60, 150])
+@pytest.mark.parametrize(("first", "in_flight"), [(1, 1), (1, 3), (4, 2), (40, 3)])
+def test_steps_are_those_of_the_first_episodes(steps, first, in_flight):
+    request = with_steps(steps, first)
+    collected = gather_with(lambda data: done(answer(data)), 3, in_flight, request=request)
+    lengths = [episode.length for episode in EXPECTED]
+    (last, *_) = [i for i in range(11) if sum(lengths[: i + 1]) >= steps]
+    assert_same_episodes(collected.episodes, EXPECTED.between(0, last + 1))
+
+
+@pytest.mark.parametrize(("bad", "wanted"), [(5, True), (6, False)])
+def test_an_episode_that_always_fails_ends_the_run_where_it_is_wanted(bad, wanted):
+    """Whether it was asked for depends on the workers, too."""
+    crash = codec.encode_failure(CollectFailure("crash", "the cause", "CartPole-v1"))
+    steps = sum(episode.length for episode in EXPECTED.between(0, 6))
+
+    def submit(data):
+        return done(crash if bad in codec.decode_request(data).indices else answer(data))
+
+    for first in (1, 7, 11):
+        if wanted:
+            with pytest.raises(RunError, match="the cause"):
+                gather_with(submit, request=with_steps(steps, first))
+        else:
+            collected = gather_with(submit, request=with_steps(steps, first))
+            assert_same_episodes(collected.episodes, EXPECTED.between(0, 6))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 64])

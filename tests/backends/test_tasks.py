@@ -6,7 +6,9 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
@@ -15,6 +17,11 @@ from tests.helpers import request_for
 # What a task costs a worker, beside playing.
 TASK = 0.008
 POLL = 0.1
+
+
+def answered(tasks: Tasks, task: Task, now: float) -> list[slice]:
+    """The task's episodes have come, of a step each."""
+    return tasks.answered(task, now, np.ones(len(task.request.indices), np.int64))
 
 
 class Cluster:
@@ -49,7 +56,7 @@ class Cluster:
         busy: list[tuple[float, int, Task]] = []
         played: Counter[int] = Counter()
         self.sent = 0
-        while not tasks.complete:
+        while tasks.wanted is None:
             while (task := tasks.next(self._now)) is not None:
                 queue.append(task)
                 self.sent += 1
@@ -62,7 +69,7 @@ class Cluster:
                 continue
             self._now, _, worker, task = heapq.heappop(busy)
             idle.append(worker)
-            for run in tasks.answered(task, self._now):
+            for run in answered(tasks, task, self._now):
                 played.update(task.request.indices[run])
         took = self._now - began
         self.sizes.learn(episodes, took, tasks.paces)
@@ -124,23 +131,23 @@ def test_a_late_task_is_sent_twice_from_its_end_and_the_first_answer_counts() ->
     tasks = Tasks(request_for("CartPole-v1", range(10, 22)), [6, 6], workers=2, in_flight=4)
     quick, slow = tasks.next(0.0), tasks.next(0.0)
     assert tasks.next(0.0) is None
-    assert tasks.answered(quick, 1.0) == [slice(0, 6)]
+    assert answered(tasks, quick, 1.0) == [slice(0, 6)]
     assert tasks.next(1.4) is None
     again = tasks.next(1.6)
     assert again.request.indices == (19, 20, 21)
     assert tasks.next(1.7) is None  # both workers are busy
-    assert tasks.answered(again, 2.0) == [slice(0, 3)]
+    assert answered(tasks, again, 2.0) == [slice(0, 3)]
     other = tasks.next(2.0)
     assert other.request.indices == (17, 18)
-    assert tasks.answered(slow, 2.1) == [slice(0, 3)]
-    assert tasks.complete and tasks.answered(other, 2.2) == []
+    assert answered(tasks, slow, 2.1) == [slice(0, 3)]
+    assert tasks.wanted == 12 and answered(tasks, other, 2.2) == []
     assert tasks.paces == [1.0 / 6, 2.1 / 6]
 
 
 def test_an_episode_that_another_task_brings_is_not_asked_for_again() -> None:
     tasks = Tasks(request_for("CartPole-v1", range(8)), [4, 4], workers=2, in_flight=4)
     quick, slow = tasks.next(0.0), tasks.next(0.0)
-    tasks.answered(quick, 1.0)
+    answered(tasks, quick, 1.0)
     again = tasks.next(2.0)
     assert again.request.indices == (6, 7)
     assert tasks.failed(slow, 2.0) == (4, 5)
@@ -159,7 +166,7 @@ def test_every_episode_counts_once_whatever_fails(seed: int) -> None:
     tasks = Tasks(request_for("CartPole-v1", indices), [episodes], workers, 2 * workers)
     sent: list[Task] = []
     now, counted = 0.0, Counter()
-    while not tasks.complete:
+    while tasks.wanted is None:
         now += dice.uniform(0.0, 2.0)
         while (task := tasks.next(now)) is not None:
             sent.append(task)
@@ -170,6 +177,38 @@ def test_every_episode_counts_once_whatever_fails(seed: int) -> None:
             missing = tasks.failed(task, now)
             tasks.retry([Task(request_for("CartPole-v1", [index])) for index in missing])
             continue
-        for run in tasks.answered(task, now):
+        for run in answered(tasks, task, now):
             counted.update(task.request.indices[run])
     assert counted == Counter(indices)
+
+
+def lognormal(index: int) -> int:
+    return max(1, int(random.Random(index).lognormvariate(3, 2)))
+
+
+@pytest.mark.parametrize("length", [lognormal, lambda index: 10, lambda index: 1 + index])
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_are_those_of_the_first_episodes_whatever_comes_first(length, seed: int) -> None:
+    dice = random.Random(seed)
+    steps, workers = dice.randint(1, 3000), dice.randint(1, 5)
+    first = dice.randint(1, 200)
+    request = replace(request_for("CartPole-v1", range(first)), steps=steps)
+    tasks = Tasks(request, [first], workers, 2 * workers)
+    sent: list[Task] = []
+    now, come = 0.0, set()
+    while (wanted := tasks.wanted) is None:
+        now += dice.uniform(0.0, 2.0)
+        while (task := tasks.next(now)) is not None:
+            sent.append(task)
+        task = sent.pop(dice.randrange(len(sent)))
+        indices = task.request.indices
+        if dice.random() < 0.2:
+            tasks.retry([Task(replace(request, indices=(i,))) for i in tasks.failed(task, now)])
+            continue
+        tasks.answered(task, now, np.array([length(index) for index in indices]))
+        come |= set(indices)
+    total, expected = 0, 0
+    while total < steps:
+        total += length(expected)
+        expected += 1
+    assert wanted == expected and come >= set(range(wanted))

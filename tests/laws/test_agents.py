@@ -15,7 +15,7 @@ from PIL import Image, ImageSequence
 
 from flame_rl import Trainer
 from flame_rl.run.iteration import training_request
-from flame_rl.run.results import Totals, bootstrap_interval
+from flame_rl.run.results import Totals, mean_interval
 from tests.helpers import run_here, run_ok
 from tests.learners import make_config
 
@@ -84,7 +84,7 @@ def test_agents_that_play_together_are_one_sample_of_an_evaluation():
         evaluation = trainer.evaluate(9, seed=4)
         episodes = trainer._backend.collect(trainer.learner.snapshot(), request).episodes
     returns = np.array([episode.rewards.sum() for episode in episodes])
-    low, high = bootstrap_interval(np.array([returns[i : i + 3].mean() for i in range(0, 27, 3)]))
+    low, high = mean_interval(np.array([returns[i : i + 3].mean() for i in range(0, 27, 3)]))
     assert (evaluation.reward_low, evaluation.reward_high) == (low, high)
     assert evaluation.reward_mean == pytest.approx(returns.mean())
 

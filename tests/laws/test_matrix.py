@@ -23,6 +23,7 @@ CHEETAH = {
     "episodes_per_iter": 6,
     "reward_parts": ("reward_forward", "reward_ctrl"),
 }
+STEPS = {"steps_per_iter": 50}
 DEMONSTRATED = {"demonstrations": "recorded", "clone_epochs": 2}
 RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
 WANDERING, PICTURE = environment_id("Wandering"), environment_id("Catch")
@@ -104,6 +105,11 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
         ("halfcheetah", "ppo", CHEETAH | {"reward_weights": (2, -0.5)}),
         ("halfcheetah", "sac", CHEETAH | {"reward": "tests.laws.test_rewards:shaped"}),
     ],
+    "steps": [
+        (WANDERING, "ppo", STEPS | OVERLAP),
+        (WANDERING, "sac", STEPS | {"evaluate_every": 3}),
+        (RAGGED, "a2c", STEPS),
+    ],
     "demonstrations": [
         (environment_id("Target"), "bc", DEMONSTRATED | {"policy": "squashed"}),
         (environment_id("Target"), "sac", DEMONSTRATED | {"normalize_observations": True}),
@@ -125,6 +131,8 @@ def test_workers_a_death_and_a_stop_change_no_byte(env, algorithm, options, tmp_
     if env in (RELAY, RAGGED):
         pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
     options = SMALL | options
+    if options["steps_per_iter"]:
+        del options["episodes_per_iter"]
     if options.get("demonstrations"):
         plain = {name: options[name] for name in ("max_episode_steps",) if name in options}
         options["demonstrations"] = str(tmp_path / "recorded.npz")

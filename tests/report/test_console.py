@@ -57,6 +57,19 @@ def test_an_iteration_that_takes_long_shows_what_has_come_in(console, capsys, mo
     assert rest[1:] == ["  about 1 h 8 min left"]
 
 
+def test_an_iteration_of_steps_shows_how_many_have_come_in(console, capsys, monkeypatch):
+    now = console._began
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    capsys.readouterr()
+    for second in range(31):
+        console.collecting(replace(REQUEST, steps=20_000), second, 500 * second)
+        now += 1.0
+    assert capsys.readouterr().out.splitlines() == [
+        "  Iteration   0: 30 episodes, 15,000 of 20,000 env steps, 500 a second, "
+        "30 s since the start"
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "seconds", "words"),
     [
@@ -78,8 +91,8 @@ def test_a_long_run_hears_how_much_is_left(settings, seconds, words, capsys, mon
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (4000, "of up to 4,000 steps (see --max-episode-steps)"),
-        (None, "without a time limit (see --max-episode-steps)"),
+        (4000, "a limit of 4,000 steps (see --max-episode-steps)"),
+        (None, "no time limit (see --max-episode-steps)"),
     ],
 )
 def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(
@@ -94,7 +107,7 @@ def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(
         console.collecting(REQUEST, int(second > 20), 500 * second)
         now += 1.0
     assert capsys.readouterr().out.splitlines() == [
-        f"  After 10 s and 5,000 env steps, no episode has ended: 100 are asked for, {words}"
+        f"  After 10 s and 5,000 env steps, no episode has ended; they have {words}"
     ]
 
 
@@ -162,8 +175,11 @@ def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):
     lines = capsys.readouterr().out.splitlines()
     (place,) = [number for number, line in enumerate(lines) if line == text]
     assert lines[place - 1].startswith("Iteration  10 | ")
-    console.summary(interrupted=True)
-    assert text in capsys.readouterr().out.splitlines()
+    console.summary(True, (12.0, 3))
+    closing = capsys.readouterr().out.splitlines()
+    assert text in closing and "  Best Mean Reward: 12.0, in iteration 3 (--best)" in closing
+    console.summary(True, (9.0, 11))
+    assert "Best" not in capsys.readouterr().out
 
 
 def test_the_size_of_the_run_is_said_at_once(capsys):

@@ -136,8 +136,8 @@ def with_arrays(**changes) -> bytes:
     return sealed(packing.pack("checkpoint", HEADER, ARRAYS | changes))
 
 
-# Older checkpoints have no growth, and no mean return.
-OPTIONAL = ("length_growth", "mean_return")
+# Older checkpoints have no mean return.
+OPTIONAL = ("mean_return",)
 HOSTILE = {
     **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type", *OPTIONAL})},
     "empty": b"",
@@ -172,11 +172,6 @@ HOSTILE = {
     "a weight of NaN": with_arrays(**{"policy.x": np.array([1.0, np.nan], np.float32)}),
     "a weight of infinity": with_arrays(**{"policy.x": np.array([-np.inf])}),
 }
-
-
-def test_a_checkpoint_from_before_growth_was_kept_is_read(path):
-    load_bytes(path, without("length_growth"))
-    assert read_checkpoint(path).totals.length_growth == 1
 
 
 @pytest.mark.parametrize("name", HOSTILE)

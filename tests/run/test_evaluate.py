@@ -18,7 +18,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.run import checkpoint
 from flame_rl.run.checkpoint import list_checkpoints
 from flame_rl.run.folder import CONFIG_NAME
-from flame_rl.run.results import bootstrap_interval
+from flame_rl.run.results import bootstrap_interval, mean_interval, student_quantile
 from tests.flame_fixtures import Flame
 from tests.helpers import environment_id, run_here, run_main, run_ok
 
@@ -137,6 +137,26 @@ def test_the_seeds_of_the_streams_never_meet():
 
 
 # The interval
+
+
+@pytest.mark.parametrize("episodes", [2, 3, 5, 10, 30])
+def test_the_interval_of_few_episodes_has_the_mean_as_often_as_it_says(episodes):
+    samples = np.random.default_rng(episodes).normal(5.0, 3.0, (20_000, episodes))
+    intervals = np.array([mean_interval(sample) for sample in samples])
+    covered = (intervals[:, 0] <= 5.0) & (intervals[:, 1] >= 5.0)
+    assert covered.mean() == pytest.approx(0.95, abs=0.006)
+
+
+def test_a_single_episode_has_no_interval_and_many_have_the_bootstraps():
+    assert mean_interval(np.array([7.0])) == (None, None)
+    many = np.random.default_rng(0).exponential(1.0, 31)
+    assert mean_interval(many) == bootstrap_interval(many)
+
+
+def test_students_quantiles_are_those_of_the_tables():
+    table = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
+    for freedom, expected in table.items():
+        assert student_quantile(freedom) == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.parametrize("values", [(1.0, 5.0, 6.0, 9.0), (0.0, 0.0, 0.0, 10.0), (2.0, 2.0, 2.0)])

@@ -1,4 +1,4 @@
-"""How many episodes the first iteration has, when nobody knows yet how long they are."""
+"""How many env steps an iteration asks for, and with how many episodes it begins."""
 
 from __future__ import annotations
 
@@ -42,28 +42,20 @@ def test_as_few_episodes_as_have_the_steps_if_each_lasts_to_its_limit(limit, age
 
 
 def test_later_the_last_iteration_says_how_long_they_are():
-    assert episodes({}, 1000, Totals(1, 3, 90, 30.0)) == 68
+    assert episodes({}, 1000, Totals(1, 3, 90, 30.0)) == 69
     assert episodes({}, 1000, Totals(1, 3, 90_000, 30_000.0)) == 1
 
 
-def test_episodes_that_get_longer_are_expected_to_go_on_like_that():
-    begun = Totals().plus(3, 90).plus(68, 68 * 45)
-    assert (begun.iterations, begun.episodes, begun.env_steps) == (2, 71, 90 + 68 * 45)
-    assert episodes({}, 1000, begun) == round(2048 / (45 * 1.5))
-    # At most twice as long, and never shorter.
-    assert episodes({}, 1000, begun.plus(10, 4500)) == round(2048 / 900)
-    assert episodes({}, 1000, begun.plus(10, 300)) == round(2048 / 30)
-    # With a number of first episodes, sizes follow the last iteration alone.
-    assert episodes({"first_episodes": 2}, 1000, begun) == round(2048 / 45)
-
-
-def test_steps_that_are_asked_for_begin_with_eight_episodes_or_what_is_asked_for():
-    assert episodes({"steps_per_iter": 2048}, 1000) == 8
-    assert episodes({"steps_per_iter": 2048, "first_episodes": 2}, 1000) == 2
+def test_the_last_iteration_has_what_is_left_of_the_steps():
+    spec, begun = replace(SPEC, time_limit=1000), Totals(3, 9, 6_000, 100.0)
+    config = TrainConfig("my_env:Mine-v0", "ppo", env_steps=7_000)
+    request = training_request(config, spec, begun, 0)
+    assert (request.steps, len(request.indices)) == (1_000, 10)
+    assert training_request(config, spec, Totals(), 0).steps == 2048
 
 
 def test_an_environment_without_a_limit_is_learned_from_at_once():
     options = {"hidden_sizes": (8,), "local": True, "workers": 0, "epochs": 1}
     with Trainer(TrainConfig("CliffWalking-v1", "ppo", **options)) as trainer:
         assert trainer.spec.time_limit == 1000
-        assert trainer.train().env_steps <= 3000
+        assert trainer.train().env_steps <= 2048 + 1000

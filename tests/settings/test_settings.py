@@ -176,33 +176,6 @@ def test_episodes_that_are_asked_for_replace_the_steps_of_a_preset(algorithm, en
         parse(("--env", env, "--algorithm", algorithm, *words))
 
 
-def size_of(config: TrainConfig) -> tuple[int, int | None, int | None]:
-    experiment = config.experiment
-    return experiment.iterations, experiment.steps_per_iter, experiment.first_episodes
-
-
-@pytest.mark.parametrize(
-    ("settings", "size"),
-    [
-        ({}, (100, 2048, None)),
-        ({"steps_per_iter": 500}, (100, 500, 8)),
-        ({"steps_per_iter": 500, "first_episodes": 2}, (100, 500, 2)),
-        ({"steps_per_iter": 500, "first_episodes": None}, (100, 500, None)),
-        ({"first_episodes": 3}, (100, 2048, 3)),
-        ({"algorithm": "impala"}, (100, 1000, None)),
-        ({"algorithm": "reinforce"}, (100, None, 8)),
-        ({"episodes_per_iter": 3}, (100, None, 8)),
-    ],
-)
-def test_steps_that_are_asked_for_come_with_the_usual_first_iteration(settings, size):
-    settings = {"algorithm": "ppo"} | settings
-    config = TrainConfig("my_env:Mine-v0", **settings)
-    assert size_of(config) == size
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    line, _ = parse(("--env", "my_env:Mine-v0", *words))
-    assert line == config
-
-
 def test_plain_flags_train_what_the_page_of_curves_shows():
     page = (ROOT / "docs" / "learning" / "README.md").read_text()
     commands = re.findall(r"^uv run main.py (.* --algorithm (?:a2c|ppo) .*)$", page, re.MULTILINE)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import grpc
@@ -41,6 +42,7 @@ from flame_rl.wire.messages import (
     EnvironmentSpec,
     PolicySnapshot,
 )
+from flame_rl.wire.packing import Buffer
 
 # How long `close` tries to remove everything before it leaves that to the janitor.
 DRAIN_SECONDS = 3.5
@@ -128,7 +130,7 @@ class FlameBackend:
             self._began = time.monotonic()
             self._follow_nodes()
             compat.watch_at_once(self._capacity.in_flight)
-            self._most_episodes = max(self._sizes.split(len(request.indices)))
+            self._most_episodes = 1
             try:
                 self._publish()
             except (RunError, Interrupted):
@@ -138,8 +140,7 @@ class FlameBackend:
             # However long they took, they came.
             self._began = time.monotonic()
             transport = Transport(
-                # The session of that moment, which changes.
-                lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
+                self._submit,
                 self._capacity.in_flight,
                 self._check,
                 self._transport_failed,
@@ -152,6 +153,10 @@ class FlameBackend:
         dropped, self._answers.dropped = self._answers.dropped, 0
         bytes_out = collected.bytes_out + len(self._encoded)
         return replace(collected, bytes_out=bytes_out, dropped=dropped)
+
+    def _submit(self, data: bytes, episodes: int) -> Future[Buffer]:
+        self._most_episodes = max(self._most_episodes, episodes)
+        return self._session.collect(data, episodes, self._deadlines)
 
     def close(self) -> None:
         """Close the sessions, delete their objects, and unregister the application if no other run
