@@ -27,7 +27,7 @@ from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
 from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.packing import pack, unpack
+from flame_rl.wire.packing import pack_buffers, unpack
 
 MAGIC = b"flameCP1"
 FORMAT = 6
@@ -103,8 +103,11 @@ def encode_checkpoint(
     }
     compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
     texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
-    body = pack("checkpoint", header, state.learner | texts)
-    return MAGIC + hashlib.sha256(body).digest() + body
+    body = pack_buffers("checkpoint", header, state.learner | texts)
+    checksum = hashlib.sha256()
+    for buffer in body:
+        checksum.update(buffer)
+    return b"".join([MAGIC, checksum.digest(), *body])
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
