@@ -37,7 +37,8 @@ _OWN_NAME = re.compile(r"\d{8,}\.ckpt")
 _HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
-_MAX_TABLE_BYTES = 1 << 30
+# What a table may unpack to, beyond a hundred times its size.
+_TABLE_BYTES = 1 << 26
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 
 
@@ -145,7 +146,7 @@ def _decode(body: memoryview) -> Checkpoint:
 def _read_table(array: np.ndarray) -> bytes:
     reader = zlib.decompressobj()
     with contextlib.suppress(zlib.error):
-        text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
+        text = reader.decompress(array.tobytes(), _TABLE_BYTES + 100 * array.size)
     if not reader.eof:
         raise WireError("a table: damaged, or too large")
     return text
