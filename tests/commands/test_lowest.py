@@ -14,7 +14,6 @@ PART = ("tests/wire", "tests/nets", "tests/settings")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
 def test_the_lowest_versions_pass_a_part_of_the_suite(tmp_path):
     project = tmp_path / "project"
