@@ -44,11 +44,16 @@ def check(arguments: Sequence[str]) -> int:
     words = {"prog": "main.py check", "description": DESCRIPTION}
     config, command = parse(arguments, **words, extra=CheckFlags)
     # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.backends.select import is_distributed, local_workers
     from flame_rl.tools.checking import examine, findings
 
     environment = environment_of(config, environment_id(config.experiment.env))
+    execution, distributed = config.execution, is_distributed(config)
+    processes = execution.workers_per_executor if distributed else max(1, local_workers(config))
+    # With --hindsight the learner has one of its own.
+    processes += getattr(config.algorithm, "hindsight", "none") != "none"
     with nothing_but_json(command.json):
-        examined = examine(environment, command.seconds)
+        examined = examine(environment, command.seconds, processes)
         found = findings(examined, config)
     say(_as_json(examined, found) if command.json else _as_text(examined, found))
     return int(any(finding.problem for finding in found))

@@ -33,6 +33,9 @@ DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel 
 Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
 ~/.flame/flame.yaml), and otherwise on the cores of this machine."""
 
+# Bytes that take a loaded machine seconds to write.
+_LARGE = 200_000_000
+
 if TYPE_CHECKING:
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.run.trainer import Trainer
@@ -225,6 +228,9 @@ def train_and_report(
             # It began, and was saved: no mistake in the command, but the end of a run.
             raise RunError("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
         raise
+    size = sum(array.nbytes for array in learner.state_dict().values())
+    if trainer.stop.is_set() and size >= _LARGE:
+        say(f"Saving {size / 1e9:.1f} GB; another signal ends the run without that")
     if not trainer.totals.iterations:  # interrupted in the first one
         checkpoints.begin()
     save()

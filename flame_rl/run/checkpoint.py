@@ -27,7 +27,7 @@ from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
 from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.packing import pack, unpack
+from flame_rl.wire.packing import pack_buffers, unpack
 
 MAGIC = b"flameCP1"
 FORMAT = 6
@@ -37,7 +37,8 @@ _OWN_NAME = re.compile(r"\d{8,}\.ckpt")
 _HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
-_MAX_TABLE_BYTES = 1 << 30
+# What a table may unpack to, beyond a hundred times its size.
+_TABLE_BYTES = 1 << 26
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 
 
@@ -102,8 +103,11 @@ def encode_checkpoint(
     }
     compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
     texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
-    body = pack("checkpoint", header, state.learner | texts)
-    return MAGIC + hashlib.sha256(body).digest() + body
+    body = pack_buffers("checkpoint", header, state.learner | texts)
+    checksum = hashlib.sha256()
+    for buffer in body:
+        checksum.update(buffer)
+    return b"".join([MAGIC, checksum.digest(), *body])
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -141,7 +145,7 @@ def _decode(body: memoryview) -> Checkpoint:
 def _read_table(array: np.ndarray) -> bytes:
     reader = zlib.decompressobj()
     with contextlib.suppress(zlib.error):
-        text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
+        text = reader.decompress(array.tobytes(), _TABLE_BYTES + 100 * array.size)
     if not reader.eof:
         raise WireError("a table: damaged, or too large")
     return text

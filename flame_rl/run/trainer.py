@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -158,7 +159,9 @@ class Trainer:
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
-        self.learner = make_learner(self.config, self.spec)
+        # Large networks take long, too.
+        made = partial(make_learner, self.config, self.spec)
+        self.learner = unless_stopped(self.stop, made)
         checks.refuse_unless_it_can_act(self.learner.snapshot())
         self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:

@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from flame_rl.system.machine import physical_bytes
+
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read. Raises OSError where there is none: a named pipe would wait."""
+    """Open a file to be read. Raises OSError where there is none: a named pipe would wait; and for
+    one that no memory can hold, whose bytes may be holes."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path.open("rb")
+    file = path.open("rb")
+    if (size := os.fstat(file.fileno()).st_size) > (there := physical_bytes()):
+        file.close()
+        has = f"and this machine or container has {there / 1e9:.1f} GB"
+        raise OSError(errno.EFBIG, f"a file of {size / 1e9:,.1f} GB, {has}", str(path))
+    return file
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import re
+import resource
 import sys
 import threading
 from collections.abc import Iterable
@@ -80,8 +81,12 @@ def available_cores() -> int:
 
 
 def physical_bytes() -> int:
-    """The size of physical memory, free or not; in a container, of what it may use of that."""
-    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group_limits()[1]))
+    """The size of physical memory, free or not; in a container, or with a limit of the process
+    (ulimit -v), of what it may use of that."""
+    there, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group_limits()[1]
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    unlimited = address_space == resource.RLIM_INFINITY
+    return int(min(there, limit, math.inf if unlimited else address_space))
 
 
 @cache

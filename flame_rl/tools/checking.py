@@ -35,6 +35,7 @@ from flame_rl.actor.simulators.repeatable import (
     SEED,
     Effort,
     check_beside,
+    check_processes,
     check_repeats,
     random_actions,
 )
@@ -91,8 +92,9 @@ class Examined:
     notes: Sequence[str] = ()
 
 
-def examine(environment: Environment, seconds: float) -> Examined:
-    """Examine an environment; random episodes are played for this many seconds."""
+def examine(environment: Environment, seconds: float, processes: int = 1) -> Examined:
+    """Examine an environment, of which training has objects in so many processes at a time; random
+    episodes are played for this many seconds."""
     slots, environment = environment.slots, replace(environment, simulator="plain", slots=1)
     env_id = environment.env_id
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
@@ -112,6 +114,8 @@ def examine(environment: Environment, seconds: float) -> Examined:
     effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
     beside, alone = check_beside(env_id, partial(slots_of, environment), slots, effort)
+    if not alone and processes > 1:
+        alone = check_processes(lambda: plain_simulator(environment), effort)
     return replace(
         examined,
         bytes=checked.bytes or None,

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flame_rl.actor.randomness import reset_seed
+from flame_rl.learner.demonstrations.files import read_npz
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.make import make_learner
+from flame_rl.learner.off_policy.replay.journal import Journal
+from flame_rl.report.tables import read_columns
 from flame_rl.run.checkpoint import (
     MAGIC,
     CheckpointError,
@@ -33,14 +37,15 @@ from flame_rl.run.checkpoint import (
     load_newest,
     read_checkpoint,
 )
-from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, read_config
 from flame_rl.run.results import RunState, Totals
 from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.system.files import write_atomically
+from flame_rl.system.machine import physical_bytes
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import Environment
+from flame_rl.wire.messages import Column, Environment
 from tests.helpers import environment_id, run_here, run_ok, run_script, spec_of
 from tests.hostile import Bomb
 from tests.runs import assert_same_run
@@ -193,6 +198,38 @@ def test_something_huge_that_is_no_checkpoint_is_not_read(path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     path.unlink()
+    assert peak < 20_000_000
+
+
+def test_a_table_that_unpacks_to_gigabytes_is_refused(path):
+    data = with_arrays(**{"table metrics.csv": np.frombuffer(zlib.compress(bytes(1 << 29)), "u1")})
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="a table: damaged, or too large"):
+        load_bytes(path, data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 300_000_000
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "config", "table", "episodes", "demonstrations"])
+def test_a_file_of_more_bytes_than_there_is_memory_is_refused_unread(name, tmp_path):
+    """Nearly all of them are holes: on the disk it is small."""
+    columns = [Column("observations", "float32", (1,), True)]
+    readers = {
+        "checkpoint": (read_checkpoint, "a", GOOD),
+        "config": (lambda _: read_config(tmp_path), "config.json", CONFIG.to_json().encode()),
+        "table": (read_columns, "metrics.csv", b"iteration\n0\n"),
+        "episodes": (lambda _: [*Journal(tmp_path, columns).read()], f"{0:012d}.replay", b""),
+        "demonstrations": (read_npz, "a.npz", b"PK"),
+    }
+    read, file, data = readers[name]
+    (tmp_path / file).write_bytes(data)
+    os.truncate(tmp_path / file, 2 * physical_bytes())
+    tracemalloc.start()
+    with pytest.raises(Exception, match=r"a file of [\d,.]+ GB, and this machine or container has"):
+        read(tmp_path / file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert peak < 20_000_000
 
 

@@ -151,6 +151,22 @@ def test_a_callback_sees_every_result_and_may_stop():
         assert trainer.train().iteration == 2
 
 
+def test_stop_is_heard_while_networks_are_made(monkeypatch):
+    """A million inputs take a minute."""
+    stop, ended = threading.Event(), threading.Event()
+
+    def policy(*_):
+        stop.set()
+        ended.wait(20)
+
+    monkeypatch.setattr("model.policy", policy)
+    try:
+        with pytest.raises(Interrupted):
+            Trainer(TrainConfig(env="cartpole", workers=0), stop=stop)
+    finally:
+        ended.set()
+
+
 def test_stop_from_elsewhere_ends_the_iteration():
     stop = threading.Event()
     config = TrainConfig(env=environment_id("Slow"), **SMALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -114,6 +115,33 @@ class Alone(Base):
         self.open.clear()
 
 
+class Licensed(Base):
+    """Takes a lock of the machine's where CHECK_LOCK says, which is freed when it is closed."""
+
+    horizon, lock = 3, None
+
+    def __init__(self) -> None:
+        self.take("made")
+
+    def reset(self, *, seed=None, options=None):
+        self.take("reset")
+        return super().reset(seed=seed)
+
+    def take(self, place) -> None:
+        wanted, path = os.environ["CHECK_LOCK"].split()
+        if place == wanted and self.lock is None:
+            lock = os.open(path, os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RuntimeError("the licence is taken") from None
+            self.lock = lock
+
+    def close(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+
+
 class Brittle(Base):
     """Breaks where an action is at its bounds."""
 
@@ -191,7 +219,7 @@ class Endlessly(Base):
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, MaskUnread, Wordless, Guess, Leaving, ThirdAlone):
+for kind in (*KINDS, MaskUnread, Licensed, Wordless, Guess, Leaving, ThirdAlone):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -281,6 +309,24 @@ def test_several_agents_are_examined_too():
 def test_what_fails_is_said_with_its_cause(env_id, words):
     examined = found(env_id)
     assert re.search(words, texts(examined, problem=True))
+
+
+@pytest.mark.parametrize("place", ["made", "reset"])
+def test_what_only_one_process_can_have_is_in_the_way_of_several(tmp_path, monkeypatch, place):
+    """A lock of the whole machine, not of a process."""
+    monkeypatch.setenv("CHECK_LOCK", f"{place} {tmp_path / 'lock'}")
+    words = r"the licence is taken\. .* --workers 1 --slots 1 makes no other"
+    flags = ("--env", f"{HERE}:Licensed-v0", "--seconds", "0.1", "--local")
+    for more, code in (((), 1), (("--slots", "1"), 1), (("--slots", "1", "--workers", "1"), 0)):
+        done = run_here("check", *flags, *more, "--json", cwd=tmp_path)
+        problems = [each["text"] for each in json.loads(done.stdout)["findings"] if each["problem"]]
+        assert (done.returncode, len(problems)) == (code, code), problems
+        assert "--workers" not in more or not problems
+        assert more != ("--slots", "1") or re.search(words, problems[0])
+    # The learner has one, too.
+    goals = ("--algorithm", "dqn", "--hindsight", "future", "--workers", "1", "--slots", "1")
+    done = run_here("check", *flags, *goals, cwd=tmp_path)
+    assert done.returncode == 1 and "the licence is taken" in " ".join(done.stdout.split())
 
 
 def test_an_environment_that_hangs_is_given_up(monkeypatch):

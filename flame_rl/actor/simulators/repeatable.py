@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, get_args
 
 import gymnasium
@@ -138,6 +140,45 @@ def check_beside(
         "state, in an attribute of the class or the module, or in a simulator's default "
         "connection; keep it in self. Until then --slots 1 plays one in each process"
     ), ""
+
+
+def check_processes(make: Make, effort: Effort) -> str:
+    """Play a step in another process while an episode goes on in this one's fork, as where a run
+    has several workers. Returns why none can be played, or ""."""
+    (begun, begins), (over, ends) = os.pipe(), os.pipe()
+
+    def hold(note: Note, closing: contextlib.ExitStack) -> None:
+        signal.alarm(2 * effort.most_seconds)
+        _step(make, closing)
+        os.write(begins, b"1")
+        os.read(over, 1)
+
+    def beside(note: Note, closing: contextlib.ExitStack) -> None:
+        signal.alarm(effort.most_seconds)
+        try:
+            _step(make, closing)
+        except SimulatorError as error:
+            note({"failed": str(error)})
+
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(in_fork, hold)
+        held.add_done_callback(lambda _: os.write(begins, b"1"))  # where it cannot be held
+        os.read(begun, 1)
+        found, ended = in_fork(beside)
+        os.write(ends, b"1")
+    for descriptor in (begun, begins, over, ends):
+        os.close(descriptor)
+    failed = found.get("failed") or (ended and f"a second process ends ({ended})")
+    if not failed:
+        return ""
+    remedy = "where only one can exist, --workers 1 --slots 1 makes no other"
+    return f"{failed}. Another process has one: {remedy}"
+
+
+def _step(make: Make, closing: contextlib.ExitStack) -> None:
+    simulator = make()
+    closing.callback(simulator.close)
+    _play(simulator, QUICK._replace(steps=1))
 
 
 def _repeated(

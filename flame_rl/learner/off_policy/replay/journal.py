@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
-from flame_rl.system.files import sync
+from flame_rl.system.files import open_regular, sync
 from flame_rl.wire.fields import WireError, Within, value_from_data
 from flame_rl.wire.messages import ABOUT_EPISODES, Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
@@ -187,7 +187,7 @@ class Journal:
         """The records of a segment, up to the first one that is torn or damaged."""
         path, end = self.path(segment), 0
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while end + _HEAD.size <= size:
                 magic, length, previous, digest = _HEAD.unpack(file.read(_HEAD.size))
                 end += _HEAD.size + length
