@@ -60,7 +60,7 @@ def profile(arguments: Sequence[str]) -> int:
     UsageError for --seeds, and if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
-    words = {"prog": "main.py profile", "description": DESCRIPTION}
+    words = {"command": "profile", "description": DESCRIPTION}
     config, command = parse(arguments, default, **words, extra=ProfileFlags)
     if config.output.seeds:
         raise UsageError("--seeds: a profile is of one run; leave the flag out")

@@ -48,7 +48,7 @@ class RunsCommand:
 
 def runs(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is no such folder."""
-    command = parse_command(RunsCommand, arguments, "main.py runs")
+    command = parse_command(RunsCommand, arguments, "runs")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.runs import RunRow, grid, read_row
     from flame_rl.run.folder import runs_below

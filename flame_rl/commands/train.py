@@ -26,6 +26,7 @@ from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.output import say, warn
+from flame_rl.system.program import program, typed
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel elsewhere.
@@ -44,8 +45,9 @@ def train(arguments: Sequence[str]) -> int:
     if folder is not None:
         config = resumed_config(folder, arguments)
     else:
-        commands = ", ".join(f"main.py {name}" for name in COMMANDS)
-        config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
+        commands = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
+        text = f"{DESCRIPTION}\n\nCommands ({program('NAME --help')} says more):\n{commands}"
+        config, _ = parse(arguments, description=text)
     with stop_on_signals() as stop:
         if config.output.seeds:
             from flame_rl.tools.side_runs import train_seeds
@@ -134,7 +136,7 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
     from flame_rl.run.results import ended, reached
 
     done, experiment = trainer.totals, trainer.config.experiment
-    command = f"uv run main.py --resume {folder}"
+    command = typed(f"--resume {folder}")
     if not done.iterations:
         return f"No iteration is finished; begin again with:\n  {command}"
     if not ended(experiment, done):
@@ -146,8 +148,8 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
         more = f"--env-steps {2 * experiment.env_steps}"
     return (
         "Evaluate it, watch it, or train it for longer:\n"
-        f"  uv run main.py evaluate {folder}\n"
-        f"  uv run --group video main.py watch {folder}"
+        f"  {typed(f'evaluate {folder}')}\n"
+        f"  {typed(f'watch {folder}', 'video')}"
         f"{'' if has_display() else ' --video film.mp4'}\n  {command} {more}"
     )
 
@@ -212,7 +214,7 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
         if isinstance(error, RunError) and error.episode is not None:
             error.add_note(
                 "This command collects that episode alone, in one process:\n"
-                f"  uv run main.py --resume {shlex.quote(str(shown))} --reproduce {error.episode}"
+                f"  {typed(f'--resume {shlex.quote(str(shown))} --reproduce {error.episode}')}"
             )
         try:
             save()

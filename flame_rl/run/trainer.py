@@ -6,7 +6,6 @@ Imports nothing heavy: torch is loaded when a `Trainer` is made.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import re
@@ -127,7 +126,9 @@ class Trainer:
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
-                unless_stopped(self.stop, lambda: importlib.import_module("model"))
+                from flame_rl.learner.own_model import model_of
+
+                unless_stopped(self.stop, lambda: model_of(config))
                 self._make_learner()
             if not reports:
                 self._begin()

@@ -126,6 +126,9 @@ class Experiment:
     reward: Function | None = None
     """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
 
+    model: Path | None = None
+    """File of your own networks, as model.py; none: model.py beside the script or here, if any."""
+
     hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of every network."""
 

@@ -35,6 +35,7 @@ from flame_rl.settings.checks import (
 from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Answered, UsageError
+from flame_rl.system.program import program
 
 Command = TypeVar("Command")
 
@@ -64,7 +65,7 @@ def parse(
     arguments: Sequence[str],
     default: TrainConfig | None = None,
     *,
-    prog: str = "main.py",
+    command: str = "",
     description: str = "",
     extra: type | None = None,
 ) -> tuple[TrainConfig, Any]:
@@ -73,7 +74,7 @@ def parse(
     Args:
         arguments: the words of the command line.
         default: the configuration that flags change; None: the defaults of --env and --algorithm.
-        prog, description: for --help.
+        command, description: for --help; the command's word, if any.
         extra: a dataclass of further flags.
 
     Returns:
@@ -105,7 +106,7 @@ def parse(
         flags,
         [word for each in arguments for word in _switched_off(each, fields)],
         _TRAINING,
-        prog=prog,
+        prog=program(command),
         description=inspect.cleandoc(description),
         default=flags(name=algorithm, **sections),
     )
@@ -116,10 +117,12 @@ def parse(
     return TrainConfig.of_sections(given), filled
 
 
-def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> Command:
+def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> Command:
     """Read the words of another command than training into its dataclass. Raises UsageError."""
     description = inspect.cleandoc(kind.__doc__ or "")
-    command, unknown = _read(kind, arguments, _COMMANDS, prog=prog, description=description)
+    command, unknown = _read(
+        kind, arguments, _COMMANDS, prog=program(name), description=description
+    )
     if unknown:
         raise _no_flag(unknown[0], names_of(kind))
     return command

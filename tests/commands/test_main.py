@@ -238,7 +238,7 @@ def test_an_exit_in_foreign_code_is_an_error_that_names_its_place(tmp_path, monk
     (tmp_path / "leaving.py").write_text("import sys\ndef leave(words):\n    sys.exit()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     leave = importlib.import_module("leaving").leave
-    monkeypatch.setattr(main, "import_command", lambda name: leave)
+    monkeypatch.setattr(flame_rl.__main__, "import_command", lambda name: leave)
     monkeypatch.setattr(sys, "argv", ["main.py"])
     assert main.main() == 1
     assert f"sys.exit() in leave ({tmp_path}/leaving.py, line 3)" in capsys.readouterr().err
