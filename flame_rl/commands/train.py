@@ -47,7 +47,7 @@ def train(arguments: Sequence[str]) -> int:
     else:
         commands = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
         text = f"{DESCRIPTION}\n\nCommands ({program('NAME --help')} says more):\n{commands}"
-        config, _ = parse(arguments, description=text)
+        config, _ = parse(arguments, description=text, networks=networks_of)
     with stop_on_signals() as stop:
         if config.output.seeds:
             from flame_rl.tools.side_runs import train_seeds
@@ -55,6 +55,13 @@ def train(arguments: Sequence[str]) -> int:
             return train_seeds(config, stop, arguments)
         _run(config, stop, arguments)
     return stop.exit_code
+
+
+def networks_of(path: Path) -> dict[str, object]:
+    """The settings of the networks that --from takes."""
+    from flame_rl.run.transfer import settings_of_networks  # few runs begin with another
+
+    return settings_of_networks(path)
 
 
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
@@ -146,12 +153,12 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
         more = "--stop-at none"
     elif experiment.env_steps is not None:
         more = f"--env-steps {2 * experiment.env_steps}"
-    return (
-        "Evaluate it, watch it, or train it for longer:\n"
-        f"  {typed(f'evaluate {folder}')}\n"
-        f"  {typed(f'watch {folder}', 'video')}"
-        f"{'' if has_display() else ' --video film.mp4'}\n  {command} {more}"
-    )
+    lines, watching = ["Evaluate it, or train it for longer:", typed(f"evaluate {folder}")], ""
+    if trainer.spec.renders:
+        lines[0] = "Evaluate it, watch it, or train it for longer:"
+        watching = "" if has_display() else " --video film.mp4"
+        lines.append(f"{typed(f'watch {folder}', 'video')}{watching}")
+    return "\n  ".join([*lines, f"{command} {more}"])
 
 
 def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleReporter:

@@ -215,7 +215,7 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            "begin a new run"
+            f"begin a new run with its networks: --from {given.output.resume} in place of --resume"
         )
 
 

@@ -51,7 +51,10 @@ from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
+    from typing import Unpack
+
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
+    from flame_rl.settings.keywords import Changes
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
@@ -183,7 +186,7 @@ class Trainer:
         callback: Callback | None = None,
         stop: threading.Event | None = None,
         environment: dict[str, Any] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
 

@@ -70,7 +70,8 @@ class Experiment:
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
     from_: Path | None = None
-    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint."""
+    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint; on the
+    command line its networks are the default, such as --hidden-sizes and --memory."""
 
     from_digest: str | None = None
     """With --from, the SHA-256 of the state that is begun with; another one is refused."""

@@ -143,7 +143,7 @@ def test_networks_in_a_run_folder_are_not_run_unless_they_are_trusted(project, m
     (project / "nets.py").rename(given / "model.py")
     monkeypatch.chdir(given)
     with pytest.raises(UsageError, match=r"file model\.py lies in the run folder itself"):
-        refuse_modules_in(Path("."), TrainConfig())
+        refuse_modules_in(Path(), TrainConfig())
 
 
 def test_uv_takes_the_project_as_a_package():

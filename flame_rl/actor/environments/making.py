@@ -126,7 +126,14 @@ def describe_environment(environment: Environment, env: gymnasium.Env) -> Enviro
         limited_by_default=isinstance(env, DefaultTimeLimit),
         reward_shape=_reward_shape(env),
         action_mask=masks or "none",
+        renders=can_be_drawn(env),
     )
+
+
+def can_be_drawn(env: object) -> bool:
+    """Whether the environment's metadata name a window, or pictures, as ways to draw it."""
+    metadata = getattr(env, "metadata", None) or {}
+    return bool({"human", "rgb_array"} & set(metadata.get("render_modes") or ()))
 
 
 def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
