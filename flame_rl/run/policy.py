@@ -94,9 +94,9 @@ class Policy:
 
     def act_all(
         self,
-        observations: Sequence[object],
+        observations: Sequence[object] | np.ndarray,
         explore: bool = False,
-        action_masks: Sequence[object] | None = None,
+        action_masks: Sequence[object] | np.ndarray | None = None,
     ) -> Sequence[Action]:
         """An action for each observation, an element of the action space: the same, to the bit, as
         for that observation alone.
