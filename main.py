@@ -1,84 +1,8 @@
 """Train a policy: `uv run main.py --env ant`. `--help` lists every flag and the other commands."""
 
-from __future__ import annotations
+from flame_rl.__main__ import end, main, run_command
 
-import contextlib
-import os
-import signal
-import sys
-import traceback
-
-import flame_rl
-from flame_rl.commands import COMMANDS, import_command
-from flame_rl.system.errors import Answered, RunError, UsageError
-from flame_rl.system.files import why_refused
-from flame_rl.system.output import warn
-
-# What a Python without this project's environment lacks; see pyproject.toml.
-NEEDED = ("gymnasium", "msgspec", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
-
-
-def main() -> int:
-    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 130
-    after Ctrl-C, 143 after SIGTERM."""
-    try:
-        return run_command(sys.argv[1:])
-    except KeyboardInterrupt:
-        return 130
-    except Answered as end:
-        return end.code
-    except SystemExit as end:  # of an environment, a network, a tracker, …
-        file, line, name, _ = traceback.extract_tb(end.__traceback__)[-1]
-        warn(
-            f"error: sys.exit() in {name} ({file}, line {line}) would end this program without a "
-            "word; raise an exception there"
-        )
-        return 1
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        warn(f"error: {error}; `uv run main.py …` installs what is missing (README.md)")
-        return 2
-    except RuntimeError as error:
-        if str(error) != "can't start new thread":
-            raise
-        warn(f"error: {error}: raise the limits of this process (ulimit -v, ulimit -u)")
-        return 1
-    except (UsageError, RunError, OSError) as error:
-        text = why_refused(error) if isinstance(error, OSError) else error
-        warn("\n".join([f"error: {text}", *getattr(error, "__notes__", [])]))
-        return 2 if isinstance(error, UsageError) else 1
-
-
-def run_command(words: list[str]) -> int:
-    """Run the command that the first word names, or else training; returns the exit code."""
-    name = "train"
-    if words == ["--version"]:
-        print(f"flame-rl {flame_rl.__version__}")
-        return 0
-    if words and not words[0].startswith("-"):
-        name, *words = words
-        if name not in COMMANDS:
-            raise UsageError(
-                f"{name}: no command; there are {', '.join(COMMANDS)}, and without one, training: "
-                "main.py --env ant"
-            )
-    # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    from flame_rl.system.machine import refuse_old_packages  # which needs a package itself
-
-    refuse_old_packages()
-    command = import_command(name)
-    signal.signal(signal.SIGINT, before)
-    return command(words) or 0
-
+__all__ = ["main", "run_command"]
 
 if __name__ == "__main__":
-    code = main()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    # Not sys.exit, which would wait for threads blocked on a server that never answers.
-    os._exit(code)
+    end(main())

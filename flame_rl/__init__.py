@@ -9,6 +9,12 @@ neither torch nor the learner's part of the package is installed.
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flame_rl.run.policy import Policy
+    from flame_rl.run.trainer import Trainer
+    from flame_rl.settings.config import TrainConfig
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""The commands of main.py, by the first word of the command line.
+"""The commands, by the first word of the command line.
 
 Each is a function, in a module of its name, that parses the remaining words and returns the exit
 code (None: 0). It imports heavy modules only after parsing, so that `--help` answers at once.
@@ -7,10 +7,20 @@ code (None: 0). It imports heavy modules only after parsing, so that `--help` an
 import importlib
 from collections.abc import Callable, Sequence
 
-# Besides "train", which needs no word.
-COMMANDS = ("evaluate", "watch", "plot", "runs", "export", "check", "profile", "tune")
+# Without a word, it is "train".
+COMMANDS = {
+    "train": "train a policy, the command without a word",
+    "evaluate": "say how good a saved policy is",
+    "watch": "show a policy in a window or as a film",
+    "plot": "draw the learning curves of runs",
+    "runs": "list runs, how far they are and how good",
+    "export": "write a policy as an ONNX file",
+    "check": "examine an environment before training in it",
+    "profile": "say how many workers are worth it",
+    "tune": "search the settings of an algorithm",
+}
 
 
 def import_command(name: str) -> Callable[[Sequence[str]], int | None]:
-    """The command of this name; "train" is one, too."""
+    """The command of this name."""
     return getattr(importlib.import_module(f"flame_rl.commands.{name}"), name)

@@ -41,7 +41,7 @@ class CheckFlags:
 
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
-    words = {"prog": "main.py check", "description": DESCRIPTION}
+    words = {"command": "check", "description": DESCRIPTION}
     config, command = parse(arguments, **words, extra=CheckFlags)
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import is_distributed, local_workers

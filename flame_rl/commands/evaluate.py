@@ -89,7 +89,7 @@ class EvaluateCommand(PolicyCommand):
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
+    command = parse_command(EvaluateCommand, arguments, "evaluate")
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
         from flame_rl.backends.select import where_collected

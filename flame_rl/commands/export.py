@@ -38,7 +38,7 @@ class ExportCommand:
 def export(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
     is missing."""
-    command = parse_command(ExportCommand, arguments, "main.py export")
+    command = parse_command(ExportCommand, arguments, "export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
     # Checked before torch is imported, which takes seconds.

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
+from flame_rl.commands.train import networks_of
 from flame_rl.run.checkpoint import find_checkpoint
 from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.algorithms import Replay
@@ -60,7 +61,7 @@ def profile(arguments: Sequence[str]) -> int:
     UsageError for --seeds, and if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
-    words = {"prog": "main.py profile", "description": DESCRIPTION}
+    words = {"command": "profile", "description": DESCRIPTION, "networks": networks_of}
     config, command = parse(arguments, default, **words, extra=ProfileFlags)
     if config.output.seeds:
         raise UsageError("--seeds: a profile is of one run; leave the flag out")

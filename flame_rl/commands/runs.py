@@ -1,4 +1,4 @@
-"""`main.py runs`: a table of the runs in a folder."""
+"""`main.py runs`: a table of the runs in folders."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _GREATEST_FIRST = ("env_steps", "last", "best", "seconds")
 
 @dataclass(frozen=True)
 class RunsCommand:
-    """List the runs in a folder, at any depth, with how far they are and how good.
+    """List the runs in folders, at any depth, with how far they are and how good.
 
     The last and the best score are mean returns: of the evaluations, or where a run has none, of
     the iterations in training. A run is running, done, or interrupted: --resume goes on with it.
     """
 
-    folder: tyro.conf.Positional[Path] = Path("runs")
-    """The folder."""
+    folders: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
+    """The folders, or run folders themselves."""
 
     sort: Literal[
         "run", "env", "algorithm", "seed", "env-steps", "last", "best", "seconds", "state"
@@ -48,21 +48,21 @@ class RunsCommand:
 
 def runs(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is no such folder."""
-    command = parse_command(RunsCommand, arguments, "main.py runs")
+    command = parse_command(RunsCommand, arguments, "runs")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.runs import RunRow, grid, read_row
     from flame_rl.run.folder import runs_below
     from flame_rl.settings.experiment import environment_id
 
     with refused_as(UsageError, "runs", "; name a folder of runs"):
-        folders, foreign = runs_below(command.folder)
+        found = [runs_below(folder) for folder in command.folders]
     rows: list[RunRow] = []
-    for folder in folders:
+    for folder in dict.fromkeys(folder for folders, _ in found for folder in folders):
         try:
             rows.append(read_row(folder))
         except UsageError as error:
             warn(f"warning: {error}; it is left out")
-    for folder in foreign:
+    for folder in dict.fromkeys(folder for _, foreign in found for folder in foreign):
         warn(f"warning: {folder} holds no run; it is left out")
     env = None if command.env is None else environment_id(command.env)
     algorithm, column = command.algorithm, command.sort.replace("-", "_")
@@ -81,4 +81,5 @@ def runs(arguments: Sequence[str]) -> None:
         header = [name.replace("_", " ") for name in names]
         say(grid(header, [[getattr(row, name) for name in names] for row in rows]))
     else:
-        say(f"{command.folder}: no run{' that was asked for' * any((env, algorithm))}")
+        named = ", ".join(map(str, command.folders))
+        say(f"{named}: no run{' that was asked for' * any((env, algorithm))}")

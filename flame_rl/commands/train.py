@@ -26,6 +26,7 @@ from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.output import say, warn
+from flame_rl.system.program import program, typed
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel elsewhere.
@@ -47,8 +48,9 @@ def train(arguments: Sequence[str]) -> int:
     if folder is not None:
         config = resumed_config(folder, arguments)
     else:
-        commands = ", ".join(f"main.py {name}" for name in COMMANDS)
-        config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
+        commands = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
+        text = f"{DESCRIPTION}\n\nCommands ({program('NAME --help')} says more):\n{commands}"
+        config, _ = parse(arguments, description=text, networks=networks_of)
     with stop_on_signals() as stop:
         if config.output.seeds:
             from flame_rl.tools.side_runs import train_seeds
@@ -56,6 +58,13 @@ def train(arguments: Sequence[str]) -> int:
             return train_seeds(config, stop, arguments)
         _run(config, stop, arguments)
     return stop.exit_code
+
+
+def networks_of(path: Path) -> dict[str, object]:
+    """The settings of the networks that --from takes."""
+    from flame_rl.run.transfer import settings_of_networks  # few runs begin with another
+
+    return settings_of_networks(path)
 
 
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
@@ -137,7 +146,7 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
     from flame_rl.run.results import ended, reached
 
     done, experiment = trainer.totals, trainer.config.experiment
-    command = f"uv run main.py --resume {folder}"
+    command = typed(f"--resume {folder}")
     if not done.iterations:
         return f"No iteration is finished; begin again with:\n  {command}"
     if not ended(experiment, done):
@@ -147,12 +156,12 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
         more = "--stop-at none"
     elif experiment.env_steps is not None:
         more = f"--env-steps {2 * experiment.env_steps}"
-    return (
-        "Evaluate it, watch it, or train it for longer:\n"
-        f"  uv run main.py evaluate {folder}\n"
-        f"  uv run --group video main.py watch {folder}"
-        f"{'' if has_display() else ' --video film.mp4'}\n  {command} {more}"
-    )
+    lines, watching = ["Evaluate it, or train it for longer:", typed(f"evaluate {folder}")], ""
+    if trainer.spec.renders:
+        lines[0] = "Evaluate it, watch it, or train it for longer:"
+        watching = "" if has_display() else " --video film.mp4"
+        lines.append(f"{typed(f'watch {folder}', 'video')}{watching}")
+    return "\n  ".join([*lines, f"{command} {more}"])
 
 
 def train_and_report(
@@ -217,7 +226,7 @@ def train_and_report(
         if isinstance(error, RunError) and error.episode is not None:
             error.add_note(
                 "This command collects that episode alone, in one process:\n"
-                f"  uv run main.py --resume {shlex.quote(str(shown))} --reproduce {error.episode}"
+                f"  {typed(f'--resume {shlex.quote(str(shown))} --reproduce {error.episode}')}"
             )
         try:
             save()

@@ -14,6 +14,7 @@ from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores, require
 from flame_rl.system.output import say
+from flame_rl.system.program import typed
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.side_runs import without
 from flame_rl.tools.study import MAY_CHANGE, Search, Study, TuneFlags, flags_of
@@ -42,7 +43,7 @@ def tune(arguments: Sequence[str]) -> int:
         RunError: the first trials fail.
     """
     resumed = resumed_folder(arguments)
-    config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
+    config, given = parse(arguments, command="tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     if resumed is None:
         own = [*map(flag, names_of(TuneFlags)), "--output", "--resume"]
@@ -100,7 +101,7 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     if len(trials) < study.trials or left or any(None in each.scores for each in finals):
         say(
             f"\nSaved after {len(trials)} trials; go on with:\n"
-            f"  uv run --group tune main.py tune --resume {shlex.quote(str(folder))}"
+            f"  {typed(f'tune --resume {shlex.quote(str(folder))}', 'tune')}"
         )
     if not best:
         return
@@ -136,6 +137,6 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     say(
         f"Pictures: {', '.join(map(str, drawn))}\n"
         f"Train with the settings of trial {chosen.number} and other seeds:\n"
-        f"  uv run main.py {shlex.join(search.command(chosen, final=bool(ranked)))} "
+        f"  {typed(shlex.join(search.command(chosen, final=bool(ranked))))} "
         f"--seeds {first} {first + 1} {first + 2}"
     )

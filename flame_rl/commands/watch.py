@@ -47,7 +47,7 @@ class WatchCommand(PolicyCommand):
 
 def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = parse_command(WatchCommand, arguments, "main.py watch")
+    command = parse_command(WatchCommand, arguments, "watch")
     if command.video is None and not has_display():
         raise UsageError(
             "there is no display for a window (DISPLAY, WAYLAND_DISPLAY): --video FILE.mp4 (or "

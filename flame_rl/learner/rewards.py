@@ -185,7 +185,10 @@ def import_function(setting: str, name: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+        where = (
+            "; it must lie beside main.py, in the current folder of flame-rl, on PYTHONPATH, or be "
+            "installed"
+        )
         raise UsageError(
             f"{flag(setting)}: module {module!r} cannot be imported: {summary(error)}"
             f"{where if isinstance(error, ModuleNotFoundError) else ''}"

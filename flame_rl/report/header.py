@@ -48,7 +48,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         "Actions": acted(spec),
         "Action masks": masks,
         "Goals": "" if hindsight else about_goals(spec),
-        "Device": "cuda" if config.execution.device == "cuda" else "",
+        "Device": _device(config),
         "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
         "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
         "Time limit": "none" if limit is None else f"{limit:,} steps",
@@ -65,6 +65,15 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     title = f"{RULE}\n{mode.title()} {config.algorithm.title} on {spec.env_id}{where}\n{RULE}"
     shown = [f"  {name}: {value}" for name, value in rows.items() if value != ""]
     return "\n".join([title, "", "Configuration:", *shown, "", start])
+
+
+def _device(config: TrainConfig) -> str:
+    """Where networks learn: cpu, or the name of the graphics card."""
+    if config.execution.device != "cuda":
+        return "cpu"
+    import torch  # which the run has imported
+
+    return f"{torch.cuda.get_device_name()} (cuda)"
 
 
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:

@@ -162,9 +162,9 @@ def own_networks() -> Iterator[None]:
                 f"torch cannot be loaded: {error}. Its libraries take 3.5 GB of address space: "
                 "raise the limit of this process (ulimit -v)"
             ) from error
-        module = sys.modules.get("model")
-        asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
-        if module is None or asked != "model":
+        module = error.obj if isinstance(error, AttributeError) else sys.modules.get(error.name)
+        # See flame_rl.learner.own_model.
+        if getattr(module, "__name__", "") not in ("model", getattr(module, "__file__", "")):
             raise
         raise UsageError(
             f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "

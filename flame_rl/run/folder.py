@@ -23,6 +23,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
+from flame_rl.system.program import program
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -181,6 +182,7 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
     `config.output.trust`: whoever made the folder could run any code."""
     if config.output.trust:
         return
+    refuse_model_in(folder, config)
     experiment = config.experiment
     named = experiment.env_name, experiment.reward or "", *experiment.wrapper
     named += getattr(config.algorithm, "auxiliary", ())
@@ -189,11 +191,21 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
             path = Path(place, *module.split(".")).resolve()
             inside = module and path.is_relative_to(folder.resolve())
             if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
-                raise UsageError(
-                    f"{folder}: its config.json names the module {module}, which lies in the run "
-                    "folder itself and would be run; read it, and give --trust (trust=True in "
-                    "Python) if you trust it"
-                )
+                raise _untrusted(folder, f"its config.json names the module {module}, which")
+
+
+def refuse_model_in(folder: Path, config: TrainConfig) -> None:
+    """The same of the file with the networks."""
+    own = config.experiment.model or Path("model.py")
+    if own.is_file() and own.resolve().is_relative_to(folder.resolve()):
+        raise _untrusted(folder, f"the networks' file {own}")
+
+
+def _untrusted(folder: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
+        "--trust (trust=True in Python) if you trust it"
+    )
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
@@ -203,7 +215,7 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            "begin a new run"
+            f"begin a new run with its networks: --from {given.output.resume} in place of --resume"
         )
 
 
@@ -230,7 +242,7 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
     many iterations, with which code and versions. Raises UsageError if that cannot be written."""
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(["main.py", *arguments]),
+        "command": shlex.join([program(), *arguments]),
         "iterations": iterations,
         "flame_rl": package_version(),
         "versions": library_versions(),

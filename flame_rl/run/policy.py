@@ -18,6 +18,7 @@ from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
 from flame_rl.run.checkpoint import find_checkpoint
 from flame_rl.run.checks import own_networks
+from flame_rl.run.folder import refuse_model_in, run_of
 from flame_rl.run.transfer import load_state
 from flame_rl.settings.algorithms import Hindsight, OnPolicy, Replay
 from flame_rl.settings.config import TrainConfig
@@ -64,6 +65,7 @@ class Policy:
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
         config = _to_act(TrainConfig.from_data(checkpoint.config), checkpoint.spec)
+        refuse_model_in(run_of(path), config)
         with own_networks():
             learner = make_learner(config, checkpoint.spec)
             # Moments of Adam are of all losses, auxiliary ones included; replay has less room here.
@@ -92,9 +94,9 @@ class Policy:
 
     def act_all(
         self,
-        observations: Sequence[object],
+        observations: Sequence[object] | np.ndarray,
         explore: bool = False,
-        action_masks: Sequence[object] | None = None,
+        action_masks: Sequence[object] | np.ndarray | None = None,
     ) -> Sequence[Action]:
         """An action for each observation, an element of the action space: the same, to the bit, as
         for that observation alone.

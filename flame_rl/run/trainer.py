@@ -6,7 +6,6 @@ Imports nothing heavy: torch is loaded when a `Trainer` is made.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import os
 import re
@@ -53,7 +52,10 @@ from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
+    from typing import Unpack
+
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
+    from flame_rl.settings.keywords import Changes
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
@@ -128,7 +130,9 @@ class Trainer:
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
-                unless_stopped(self.stop, lambda: importlib.import_module("model"))
+                from flame_rl.learner.own_model import model_of
+
+                unless_stopped(self.stop, lambda: model_of(config))
                 self._make_learner()
             if not reports:
                 self._begin()
@@ -185,7 +189,7 @@ class Trainer:
         callback: Callback | None = None,
         stop: threading.Event | None = None,
         environment: dict[str, Any] | None = None,
-        **changes: Any,
+        **changes: Unpack[Changes],
     ) -> Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
 

@@ -36,6 +36,9 @@ State = dict[str, np.ndarray]
 
 # Of `--from RUN/best`: the run folder's best checkpoint.
 _BEST = "best"
+# Settings that say which layers a network has.
+_OF_NETWORKS = ("model", "hidden_sizes", "activation", "frame_stack", "memory", "memory_size")
+_OF_NETWORKS += ("shared_torso", "dueling", "layer_norm")
 # The running moments of a learner; see `Statistics` and `NormalizedObservations`.
 _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
@@ -91,6 +94,7 @@ def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, 
     """Raise UsageError where a run would go on in another environment than that of the checkpoint
     at `path`. The name may differ, and old checkpoints do not say the time limit."""
     left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
+    left_out |= {"renders": False}
     then, now = (replace(spec, **left_out) for spec in (trained, here))
     if then != now:
         raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
@@ -142,12 +146,7 @@ def begin_from(
         if with_replay:
             raise UsageError("--with-replay: of which run? --from RUN names it")
         return None
-    best = path.name == _BEST and not path.exists() and path.parent.is_dir()
-    run = path.parent if best else path
-    try:
-        checkpoint, warnings = find_checkpoint(run, best)
-    except UsageError as error:
-        raise UsageError(f"--from: {error}") from error
+    run, checkpoint, warnings = _found(path)
     old = TrainConfig.from_data(checkpoint.config)
     name = old.algorithm_name
     source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.iterations} iterations"
@@ -176,6 +175,24 @@ def begin_from(
             f"{config.algorithm_name} has it"
         )
     return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
+
+
+def settings_of_networks(path: Path) -> dict[str, object]:
+    """The settings of the networks of the run that --from names. Raises UsageError without one."""
+    _, checkpoint, _ = _found(path)
+    old = TrainConfig.from_data(checkpoint.config)
+    values = vars(old.experiment) | vars(old.algorithm)
+    return {name: values[name] for name in _OF_NETWORKS if name in values}
+
+
+def _found(path: Path) -> tuple[Path, Checkpoint, list[str]]:
+    """The run or file that --from names, and what `find_checkpoint` returns. Raises UsageError."""
+    best = path.name == _BEST and not path.exists() and path.parent.is_dir()
+    run = path.parent if best else path
+    try:
+        return run, *find_checkpoint(run, best)
+    except UsageError as error:
+        raise UsageError(f"--from: {error}") from error
 
 
 def _normalizes(state: State) -> bool:

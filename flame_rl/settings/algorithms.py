@@ -229,7 +229,7 @@ class EpsilonGreedy:
     """Probability of a random action at the beginning of the run."""
 
     epsilon_end: Fraction = 0.05
-    """Probability of a random action after `epsilon_steps`."""
+    """Probability of a random action after --epsilon-steps."""
 
     epsilon_steps: CountOrZero = 10_000
     """Env steps in which epsilon falls linearly from its start to its end."""

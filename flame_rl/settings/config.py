@@ -37,6 +37,9 @@ from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from flame_rl.settings.keywords import Changes, Settings
     from flame_rl.wire.messages import Environment
 
 SECTIONS = ("experiment", "algorithm", "execution", "output")
@@ -47,8 +50,9 @@ class Execution:
     """Where networks are computed and episodes are collected, and the limits of workers. Changes no
     result, except that each device rounds in its own way."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where networks learn; auto: on a graphics card for pictures, memory and very large layers."""
+    device: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
+    """Where networks learn; cuda or gpu: on a graphics card; auto: there for pictures, memory and
+    very large layers, where there is one."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -87,7 +91,10 @@ class Execution:
     cluster_patience: Positive = 120.0
     """Seconds without a result, or an executor at work on one, after which the run ends."""
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.device == "gpu":
+            vars(self).update(device="cuda")  # it is frozen
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,10 @@ class TrainConfig:
     output: Output
 
     def __init__(
-        self, env: EnvironmentSource = "cartpole", algorithm: str = "reinforce", **settings: Any
+        self,
+        env: EnvironmentSource = "cartpole",
+        algorithm: str = "reinforce",
+        **settings: Unpack[Settings],
     ) -> None:
         """Take the defaults, then the algorithm's preset for the environment, then `settings`:
         fields of whichever section, by name. Of a preset, `episodes_per_iter` replaces
@@ -174,7 +184,7 @@ class TrainConfig:
         vars(config).update(sections)
         return config
 
-    def changed(self, **settings: Any) -> TrainConfig:
+    def changed(self, **settings: Unpack[Changes]) -> TrainConfig:
         """A copy with new values of some fields, as `__init__` takes them. Raises UsageError."""
         kinds = _kinds(type(self.algorithm))
         values = _by_section(kinds, _with_one_size(settings), self.algorithm_name)

@@ -70,7 +70,8 @@ class Experiment:
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
     from_: Path | None = None
-    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint."""
+    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint; on the
+    command line its networks are the default, such as --hidden-sizes and --memory."""
 
     from_digest: str | None = None
     """With --from, the SHA-256 of the state that is begun with; another one is refused."""
@@ -122,6 +123,9 @@ class Experiment:
 
     reward: Function | None = None
     """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
+
+    model: Path | None = None
+    """File of your own networks, as model.py; none: model.py beside the script or here, if any."""
 
     hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of every network."""

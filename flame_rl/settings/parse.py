@@ -6,8 +6,10 @@ import ast
 import dataclasses
 import functools
 import inspect
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, make_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +37,7 @@ from flame_rl.settings.checks import (
 from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Answered, UsageError
+from flame_rl.system.program import program
 
 Command = TypeVar("Command")
 
@@ -48,8 +51,9 @@ _HEADINGS = {
 }
 _CHOICE = Literal[tuple(ALGORITHMS)]
 # The flags that decide which others there are, and their defaults.
-_FIRST_NAMES = ("env", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
+_FIRST_NAMES = ("env", "from_", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
 _NOT_GIVEN = object()
+_POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _First = make_dataclass(
     "_First",
     [
@@ -64,17 +68,19 @@ def parse(
     arguments: Sequence[str],
     default: TrainConfig | None = None,
     *,
-    prog: str = "main.py",
+    command: str = "",
     description: str = "",
     extra: type | None = None,
+    networks: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> tuple[TrainConfig, Any]:
     """Read the flags of training.
 
     Args:
         arguments: the words of the command line.
         default: the configuration that flags change; None: the defaults of --env and --algorithm.
-        prog, description: for --help.
+        command, description: for --help; the command's word, if any.
         extra: a dataclass of further flags.
+        networks: gives defaults of the settings of networks, from the run that --from names.
 
     Returns:
         The configuration, and `extra` filled in (None without one).
@@ -85,7 +91,11 @@ def parse(
     first = _read_first(arguments)
     first.pop("resume", None)
     refuse_two_sizes(first)
-    default = TrainConfig(**first) if default is None else default
+    if default is None:
+        default = TrainConfig(**first)
+        taken = networks(first["from_"]) if "from_" in first else {}
+        known = vars(default.experiment) | vars(default.algorithm)
+        default = default.changed(**{name: taken[name] for name in taken if name in known})
     algorithm = default.algorithm_name
     if (other := first.get("algorithm", algorithm)) != algorithm:
         raise UsageError(f"--algorithm: the run learns with {algorithm}, not {other}; leave it out")
@@ -96,17 +106,15 @@ def parse(
         if section in sections:
             named = tyro.conf.arg(name=heading or algorithm)
             kind = type(sections[section])
-            hints[section] = Annotated[
-                kind, named, tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff
-            ]
+            hints[section] = Annotated[kind, named, tyro.conf.OmitArgPrefixes]
     flags = make_dataclass("Flags", hints.items())
     fields = {name: value for each in sections.values() for name, value in vars(each).items()}
     read, unknown = _read(
         flags,
-        [word for each in arguments for word in _switched_off(each, fields)],
+        _switches(arguments, [name for name in fields if type(fields[name]) is bool]),
         _TRAINING,
-        prog=prog,
-        description=inspect.cleandoc(description),
+        prog=program(command),
+        description=_wrapped(description),
         default=flags(name=algorithm, **sections),
     )
     if unknown:
@@ -116,10 +124,12 @@ def parse(
     return TrainConfig.of_sections(given), filled
 
 
-def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> Command:
+def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> Command:
     """Read the words of another command than training into its dataclass. Raises UsageError."""
-    description = inspect.cleandoc(kind.__doc__ or "")
-    command, unknown = _read(kind, arguments, _COMMANDS, prog=prog, description=description)
+    switches = [each for each, hint in hints_of(kind).items() if bare(hint) is bool]
+    words = _switches(arguments, switches, others=True)
+    about = {"prog": program(name), "description": _wrapped(kind.__doc__ or "")}
+    command, unknown = _read(kind, words, _COMMANDS, **about)
     if unknown:
         raise _no_flag(unknown[0], names_of(kind))
     return command
@@ -149,12 +159,32 @@ def _read(
         raise Answered(end.code or 0) from None
 
 
-def _switched_off(word: str, fields: dict[str, Any]) -> tuple[str, ...]:
-    """The words that a word stands for: --no-overlap is --overlap False."""
-    field = _field(word)
-    if field.startswith("no_") and type(fields.get(field[3:])) is bool:
-        return flag(field[3:]), "False"
-    return (word,)
+def _switches(arguments: Sequence[str], names: list[str], others: bool = False) -> list[str]:
+    """The words, with the switches of these names without values: --overlap False is --no-overlap.
+    With `others`, a word after a switch may be none of its own. Raises UsageError."""
+    words, waiting = [], list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        name, given, value = _field(word), "=" in word, word.partition("=")[2]
+        if word.startswith("--") and name in names:
+            after = waiting[0] if waiting else "--"
+            own = after.lower() in ("true", "false") if others else not after.startswith("--")
+            if not given and own:
+                given, value = True, waiting.pop(0)
+            word = flag(name if not given or converted(name, bool, value) else f"no_{name}")
+        words.append(word)
+    return words
+
+
+def _wrapped(text: str) -> str:
+    """A description, whose paragraphs fit the terminal; those with indented lines stay as they are.
+    tyro joins a line to the one before, unless it is indented."""
+    width = shutil.get_terminal_size().columns
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        part if "\n " in part else textwrap.fill(part, width, subsequent_indent="  ")
+        for part in parts
+    )
 
 
 def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
@@ -173,8 +203,8 @@ def _field(word: str) -> str:
 
 
 def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
-    """How tyro makes flags of dataclasses. With `nargs` 1 words may follow that are no flag's, and
-    a switch takes none; with "*" all words after a flag are its own."""
+    """How tyro makes flags of dataclasses. With `nargs` 1 words may follow that are no flag's;
+    with "*" all words after a flag are its own."""
     registry = ConstructorRegistry()
 
     @registry.struct_rule
@@ -187,12 +217,13 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
             name, hint = field.name, hints[field.name]
             value = getattr(info.default, name, field.default)
             default = tyro.MISSING if value is dataclasses.MISSING else value
-            spec = _spec(hint, nargs)
+            own = name.upper() if _POSITIONAL in getattr(hint, "__metadata__", ()) else ""
+            spec = _spec(hint, nargs, own)
             if get_origin(bare(hint)) is tuple and bare(get_args(bare(hint))[0]) is str:
                 # Its words are added up where the flag comes again, and take the default's place.
                 lists[name], default = default, ()
                 typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
-            elif bare(hint) is bool and nargs == 1:
+            elif bare(hint) is bool:
                 typed = hint
             else:
                 typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
@@ -215,13 +246,13 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
     return registry
 
 
-def _spec(hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
-    """How the words after a flag become what `converted` takes, and how --help shows the flag."""
+def _spec(hint: Any, nargs: Literal[1, "*"], shown: str = "") -> PrimitiveConstructorSpec:
+    """How the words after a flag become what `converted` takes, and how --help shows them."""
     kind = bare(hint)
     several = get_origin(kind) is tuple
     one = bare(get_args(kind)[0]) if several else kind
-    choices = ("True", "False") if one is bool else get_args(one)
-    metavar = f"{{{','.join(choices)}}}" if choices else one.__name__.upper()
+    choices = get_args(one)
+    metavar = f"{{{','.join(choices)}}}" if choices else shown or one.__name__.upper()
     return PrimitiveConstructorSpec(
         nargs="*" if several else nargs,
         metavar=f"{metavar} ..." if several else metavar,
@@ -237,8 +268,6 @@ def _value(hint: Any, words: list[str]) -> Any:
     """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
     "name=value" belong to the value."""
     kind, text = bare(hint), " ".join(words)
-    if kind is bool and not words:
-        return True
     if text.lower() == "none" and may_be_none(hint):
         return None
     if get_origin(kind) is tuple:

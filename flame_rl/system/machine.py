@@ -21,6 +21,7 @@ from typing import Any
 import threadpoolctl
 
 from flame_rl.system.errors import UsageError
+from flame_rl.system.program import installs
 
 
 class _OneBlasThread(ContextDecorator):
@@ -131,7 +132,7 @@ def require(module: str, package: str, group: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"the package {package} is needed and cannot be imported ({error}): "
-            f"`uv run --group {group} main.py …` installs it"
+            f"`{installs(group)}` installs it"
         ) from error
 
 
@@ -140,7 +141,7 @@ def refuse_old_packages() -> None:
     another one brings before it."""
     with suppress(metadata.PackageNotFoundError):  # one that is not installed is not old
         requirements = "\n".join(metadata.requires("flame-rl") or ())
-        for name, least in re.findall(r"(?m)^([\w.-]+).*>=([\d.]+)", requirements):
+        for name, least in re.findall(r"(?m)^([\w.-]+)[^;\n]*>=([\d.]+)[^;\n]*$", requirements):
             if _numbers(here := metadata.version(name)) < _numbers(least):
                 raise UsageError(
                     f"{name} {here} is too old, and {least} or later is needed; another package "

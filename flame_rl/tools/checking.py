@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.making import import_environment
@@ -51,6 +53,8 @@ _EPISODES = 100
 # When a fork is killed, beyond the time that it plays.
 _MORE_SECONDS = 120
 _MOST_OF_CHECKER = 4
+# What Gymnasium's checker says of an observation of another dtype, too.
+_NOT_WITHIN = "not within the observation space"
 # What Gymnasium's checker recommends that this package does: it scales actions, and takes any
 # bounds of observations.
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
@@ -318,12 +322,32 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
         texts += [str(each.message) for each in said if issubclass(each.category, UserWarning)]
         # Without colours and prefix.
         plain = [re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ") for text in texts]
+        if any(_NOT_WITHIN in text for text in plain):
+            env = simulator.first.unwrapped
+            returned = env.reset(seed=0)[0], env.step(env.action_space.sample())[0]
+            own = [text for each in returned for text in _dtypes(env.observation_space, each)]
+            # The cause in place of what follows from it.
+            plain = own + [text for text in plain if not own or _NOT_WITHIN not in text]
         note({"texts": list(dict.fromkeys(plain))})
 
     found, ended = in_fork(work)
     if ended:
         return [_how_it_ended("Gymnasium's checker played it", ended)]
     return found.get("texts", [])
+
+
+def _dtypes(space: gymnasium.Space, value: Any, key: str = "") -> Iterator[str]:
+    """What an observation's arrays have that Gymnasium does not take for their space's dtype."""
+    if isinstance(space, spaces.Dict):
+        for name, inner in space.spaces.items():
+            yield from _dtypes(inner, value[name], f"{key}[{name!r}]")
+    elif isinstance(space, spaces.Box) and isinstance(value, np.ndarray):
+        fits = space.contains(value.astype(space.dtype))
+        if fits and not np.can_cast(value.dtype, space.dtype):
+            yield (
+                f"observation{key} is {value.dtype}, and its Box promises {space.dtype}: return it "
+                f"with .astype(np.{space.dtype})"
+            )
 
 
 # What follows for training

@@ -6,12 +6,10 @@ import ctypes
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import flame_rl
 from flame_rl.report.runs import RunRow, grid, read_row
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
@@ -19,12 +17,12 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.files import refused_as
 from flame_rl.system.machine import available_cores
 from flame_rl.system.output import say, warn
+from flame_rl.system.program import process, typed
 from flame_rl.system.signals import StopSignal
 
 # To Linux's prctl: the signal that comes once the parent is gone.
 _PR_SET_PDEATHSIG = 1
 _C = ctypes.CDLL(None)
-_MAIN = Path(flame_rl.__file__).parent.parent / "main.py"
 # Flags whose values each seed has of its own.
 _OWN = ("--seeds", "--output", "--workers")
 _POLL_SECONDS = 0.1
@@ -92,7 +90,7 @@ def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]
     with prints.open("wb") as file:
         # Ctrl-C in the terminal reaches this process alone, which tells the others once.
         return subprocess.Popen(
-            [sys.executable, str(_MAIN), *words],
+            [*process(), *words],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -164,10 +162,11 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
     if any(rows):
         quoted = shlex.quote(str(shown))
-        say(f"Compare them:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
+        plot, runs_ = typed(f"plot {quoted}"), typed(f"runs {quoted}")
+        say(f"Compare them:\n  {plot}\n  {runs_}")
     if stop.is_set():
         words = [*without(arguments, ("--output",)), "--output", str(shown)]
-        say(f"The same command goes on with each:\n  uv run main.py {shlex.join(words)}")
+        say(f"The same command goes on with each:\n  {typed(shlex.join(words))}")
         return stop.exit_code
     return exit_code([run.process.returncode for run in runs])
 

@@ -27,6 +27,7 @@ from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.run.checks import refuse_unless_it_can_act
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
+from flame_rl.system.program import installs
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
@@ -169,7 +170,7 @@ def _cannot_draw(error: BaseException) -> UsageError:
     """The error for the user, with a remedy if a package is missing."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return UsageError(
-            f"the environment cannot be drawn: {error}. `uv run --group {GROUP} main.py …` "
+            f"the environment cannot be drawn: {error}. `{installs(GROUP)}` "
             "installs what Gymnasium's classic control needs"
         )
     return UsageError(f"the environment cannot be drawn: {type(error).__name__}: {error}")

@@ -90,6 +90,7 @@ class EnvironmentSpec:
         action_mask: where the masks of allowed actions are that are read.
         slots: `Environment.slots`, or what memory allows; None of a fast simulator.
         limited_by_default: whether the time limit is the default, because nobody has set another.
+        renders: whether its metadata name a way to draw it, in a window or as pictures.
     """
 
     env_id: str
@@ -103,6 +104,7 @@ class EnvironmentSpec:
     action_mask: MaskSource = "none"
     slots: Size | None = None
     limited_by_default: bool = False
+    renders: bool = False
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 import tomllib
 import venv
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, run_forked
+from tests.helpers import ROOT, clean_environment, run_forked
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPT = """
 from pathlib import Path
 from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.learner.own_model import model_of
 
 config = TrainConfig("cartpole", iterations=1, episodes_per_iter=2, local=True, workers=1)
 with Trainer(config) as trainer:
@@ -23,9 +27,22 @@ with Trainer(config) as trainer:
     trainer.save("some.ckpt")
     observation = trainer.spec.observation_space.sample()
     assert Policy.load("some.ckpt").act(observation) == trainer.compute_action(observation)
-import flame_rl, model
-print(Path(flame_rl.__file__).parent.parent, Path(model.__file__).parent, sep="\\n")
+import flame_rl
+print(Path(flame_rl.__file__).parent.parent, model_of(config).__file__, sep="\\n")
 """
+# As a script that an installer makes.
+CONSOLE = """
+import sys
+from flame_rl.__main__ import command
+sys.argv[0] = "flame-rl"
+command()
+"""
+OWN_ENV = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+gymnasium.register("Own-v0", CartPoleEnv, max_episode_steps=20)
+"""
+OWN_MODEL = "print('own networks')\nfrom flame_rl.model import *\n"
 
 
 @pytest.fixture
@@ -54,13 +71,17 @@ def run(folder, site):
 
 def test_it_trains_and_acts_in_another_project(installed, project):
     done = run(project, installed)
-    assert done.returncode == 0 and done.stdout.split() == [str(installed)] * 2, done.stderr
+    found = [str(installed), str(installed / "flame_rl" / "model.py")]
+    assert done.returncode == 0 and done.stdout.split() == found, done.stderr
 
 
-def test_a_model_beside_the_script_wins(installed, project):
-    shutil.copy(ROOT / "model.py", project)
-    done = run(project, installed)
-    assert done.stdout.split() == [str(installed), str(project)], done.stderr
+@pytest.mark.parametrize("place", ["beside the script", "in the current folder"])
+def test_a_model_of_ones_own_wins(installed, project, tmp_path, place):
+    folder = project if place == "beside the script" else tmp_path
+    shutil.copy(ROOT / "model.py", folder)
+    environment = {"PYTHONPATH": str(installed)}
+    done = run_forked(project / "train.py", cwd=tmp_path, environment=environment)
+    assert done.stdout.split() == [str(installed), str(folder / "model.py")], done.stderr
 
 
 def test_a_model_that_is_something_else_is_explained(installed, project):
@@ -71,10 +92,70 @@ def test_a_model_that_is_something_else_is_explained(installed, project):
     assert "or give this file another name" in done.stderr
 
 
+def test_the_command_needs_nothing_but_its_folder(installed, project, tmp_path):
+    """An environment and networks of the user's lie there; what it says next is typed so."""
+    (project / "own_env.py").write_text(OWN_ENV)
+    (project / "nets.py").write_text(OWN_MODEL)
+    (tmp_path / "flame-rl").write_text(CONSOLE)
+    environment = clean_environment(tmp_path) | {"PYTHONPATH": str(installed)}
+
+    def typed(*words: str, code: int = 0) -> str:
+        command = [sys.executable, tmp_path / "flame-rl", *words]
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    flags = ("--iterations", "1", "--episodes-per-iter", "2", "--workers", "1", "--local")
+    words = ("--env", "own_env:Own-v0", "--model", "nets.py", *flags, "--seeds", "3", "4")
+    said = typed("train", *words, "--output", "runs")
+    assert "\n  flame-rl plot runs\n" in said
+    printed = (project / "runs" / "seed-3.txt").read_text()
+    assert "own networks" in printed and "\n  flame-rl evaluate runs/seed-3\n" in printed
+    assert "own networks" in typed("evaluate", "runs/seed-3", "--episodes", "1", "--local")
+    assert typed("--help").startswith("usage: flame-rl ")
+    if importlib.util.find_spec("Box2D") is None:
+        said = typed("--env", "LunarLander-v3", "--local", code=2)
+        assert "pip install 'flame-rl[box2d]'" in said
+
+
+def test_networks_in_a_run_folder_are_not_run_unless_they_are_trusted(project, monkeypatch):
+    from flame_rl.run.folder import refuse_modules_in
+    from flame_rl.run.policy import Policy
+    from flame_rl.run.trainer import Trainer
+    from flame_rl.settings.config import TrainConfig
+    from flame_rl.system.errors import UsageError
+
+    monkeypatch.chdir(project)
+    given = project / "given"
+    (given / "checkpoints").mkdir(parents=True)
+    (given / "nets.py").write_text("from flame_rl.model import *\n")
+    config = TrainConfig(model="given/nets.py", workers=0, local=True)
+    with Trainer(config) as trainer:
+        trainer.save(given / "checkpoints" / "best.ckpt")
+    monkeypatch.delitem(sys.modules, str(given / "nets.py"))
+    (given / "nets.py").write_text("raise SystemError('was run')\n")
+    for load in (Policy.load, Trainer.load):
+        with pytest.raises(UsageError, match=r"file given/nets\.py lies in the run folder itself"):
+            load("given")
+    (given / "nets.py").rename("nets.py")
+    with pytest.raises(UsageError, match=r"^--model: given/nets\.py is no file"):
+        Trainer.load("given")
+    (project / "nets.py").rename(given / "model.py")
+    monkeypatch.chdir(given)
+    with pytest.raises(UsageError, match=r"file model\.py lies in the run folder itself"):
+        refuse_modules_in(Path(), TrainConfig())
+
+
 def test_uv_takes_the_project_as_a_package():
     """Without a build system, or with package = false, `uv add` succeeds and installs nothing."""
     assert PROJECT["build-system"]["build-backend"]
     assert PROJECT["tool"].get("uv", {}).get("package", True)
+
+
+def test_each_extra_is_a_group_of_the_clone():
+    extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+    assert groups.keys() - {"dev", "types"} == extras.keys()
+    assert all(groups[name] == [f"flame-rl[{name}]"] for name in extras)
 
 
 @pytest.mark.slow
@@ -85,10 +166,25 @@ def test_pip_builds_and_installs_it(project, tmp_path):
     pip = [builder / "bin" / "python", "-m", "pip", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("flame_rl-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {"model.py", "flame_rl/run/policy.py"} <= set(names)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        assert archive.read("flame_rl/model.py") == (ROOT / "model.py").read_bytes()
+        (metadata,) = (archive.read(each).decode() for each in names if each.endswith("METADATA"))
+    assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {"flame_rl"}
+    assert {"flame_rl/py.typed", "flame_rl/run/policy.py"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "# Flame RL" in metadata and "](docs/" not in metadata and "<img" not in metadata
+    assert "Provides-Extra: tune" in metadata
     site = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
     done = run(project, site)
-    assert done.returncode == 0 and done.stdout.split() == [str(site)] * 2, done.stderr
+    found = [str(site), str(site / "flame_rl" / "model.py")]
+    assert done.returncode == 0 and done.stdout.split() == found, done.stderr
+    done = subprocess.run(
+        [sys.executable, site / "bin" / "flame-rl", "--version"],
+        env=clean_environment(tmp_path) | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("flame-rl ")

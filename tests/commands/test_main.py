@@ -20,8 +20,11 @@ import pytest
 import flame_rl
 import main
 from flame_rl.commands import COMMANDS
+from flame_rl.commands.runs import RunsCommand
 from flame_rl.run.folder import hold_folder
+from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse, parse_command
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, run_ok, start_main
 from tests.runs import assert_saved_weights
 
@@ -74,6 +77,34 @@ def test_help_shows_no_types_of_python(words, tmp_path):
         assert headings == ["experiment", "ppo", "files", "execution"]
 
 
+def test_help_fits_a_narrow_terminal_and_names_every_command(tmp_path):
+    algorithms = [("--algorithm", name) for name in ALGORITHMS]
+    for words in [*algorithms, *((name,) for name in COMMANDS)]:
+        text = run_here(*words, "--help", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout
+        assert max(map(len, text.splitlines())) <= 80, words
+        assert not re.search(r"--[a-z-]+_", text) and "{True" not in text, words
+        # In one way, whichever command it is.
+        assert not re.search(r"│ --(local|json|best)(?!, --no-)", text), words
+        if words[0] in ("--algorithm", "train"):
+            for name, what in COMMANDS.items():
+                assert re.search(rf"^ *{name} +{re.escape(what)}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["train", "runs"])
+def test_a_switch_is_said_in_one_way(command):
+    def read(*words: str) -> bool:
+        if command == "train":
+            return parse(words)[0].execution.local
+        return parse_command(
+            RunsCommand, [word.replace("local", "json") for word in words], ""
+        ).json
+
+    on = [(), ("true",), ("True",)]
+    assert all(read("--local", *more) for more in on) and read("--no-local", "--local=true")
+    off = [("--local", "False"), ("--local=false",), ("--no-local",), ("--local", "--no-local")]
+    assert not any(read(*words) for words in off)
+
+
 def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
     for words in (("--help",), ("evaluate", "--help")):
         process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -87,7 +118,7 @@ def test_prints_what_the_documentation_shows(finished):
     lines = done.stdout.splitlines()
     rule = "=" * 60
     assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
-    assert lines[2:22] == [
+    assert lines[2:23] == [
         rule,
         "Local REINFORCE on CartPole-v1",
         rule,
@@ -98,6 +129,7 @@ def test_prints_what_the_documentation_shows(finished):
         "  Action dim: 2",
         "  Continuous actions: False",
         "  Actions: one of 2 choices",
+        "  Device: cpu",
         "  Time limit: 500 steps",
         "  Environments: in a fast simulator in each of 2 processes",
         "  Training iterations: 12",
@@ -108,7 +140,7 @@ def test_prints_what_the_documentation_shows(finished):
         "more)",
         "",
         "Starting local training...",
-        lines[21],
+        lines[22],
     ]
     progress = [line for line in lines if line.startswith("Iteration")]
     assert len(progress) == 3
@@ -201,6 +233,12 @@ def test_a_finished_run_says_so_and_how_to_go_on(finished, tmp_path):
         assert misleading not in done.stdout
 
 
+def test_what_cannot_be_drawn_is_not_to_be_watched(tmp_path):
+    flags = ("--iterations", "1", "--episodes-per-iter", "2", "--workers", "0", "--local")
+    done = run_ok("--env", environment_id("ActionReward"), *flags, cwd=tmp_path)
+    assert "Evaluate it, or train it for longer:" in done.stdout and " watch " not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -238,7 +276,7 @@ def test_an_exit_in_foreign_code_is_an_error_that_names_its_place(tmp_path, monk
     (tmp_path / "leaving.py").write_text("import sys\ndef leave(words):\n    sys.exit()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     leave = importlib.import_module("leaving").leave
-    monkeypatch.setattr(main, "import_command", lambda name: leave)
+    monkeypatch.setattr(flame_rl.__main__, "import_command", lambda name: leave)
     monkeypatch.setattr(sys, "argv", ["main.py"])
     assert main.main() == 1
     assert f"sys.exit() in leave ({tmp_path}/leaving.py, line 3)" in capsys.readouterr().err

@@ -100,9 +100,12 @@ def test_each_run_is_a_row_and_what_is_none_is_named(folder, capsys):
 
 
 def test_an_order_and_a_choice_can_be_asked_for(folder, capsys):
+    two = str(folder / "a"), str(folder / "b")
+
     def names(*words: str) -> list[str]:
         return [Path(str(row["run"])).name for row in listed(capsys, str(folder), *words)]
 
+    assert [Path(str(row["run"])).name for row in listed(capsys, *two, *two[:1])] == ["a", "b"]
     assert names("--sort", "best") == ["1", "0", "early", "a", "b", "empty"]
     assert names("--sort", "env-steps")[:2] == ["a", "1"]
     assert names("--sort", "seed")[-2:] == ["1", "a"]

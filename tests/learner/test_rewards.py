@@ -177,7 +177,7 @@ def exits(episode):
             "2 for 0 parts of the reward; --reward-parts names some",
         ),
         (VECTOR, {"reward_parts": ("reward_1",)}, "'reward_1' is another column of metrics.csv"),
-        (SCALAR, {"reward": "no_such_module:f"}, "cannot be imported.* folder of main.py"),
+        (SCALAR, {"reward": "no_such_module:f"}, "cannot be imported.* beside main.py"),
         (SCALAR, {"reward": f"{HERE}:f"}, "has no function 'f'"),
     ],
 )

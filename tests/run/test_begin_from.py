@@ -313,3 +313,17 @@ def test_a_run_without_experience_has_none_to_give(old):
     settings = {"env": "CartPole-v1", "algorithm": "dqn", "with_replay": True, **LIKE}
     with pytest.raises(UsageError, match="has no replay memory"):
         state_of(from_=old / "ppo", **settings)
+
+
+def test_what_resume_refuses_points_to_from_which_takes_the_networks_settings(old, tmp_path):
+    shutil.copytree(old / "ppo", tmp_path / "there")
+    refused = run_here("--resume", "there", "--gamma", "0.5", cwd=tmp_path)
+    assert refused.returncode == 2 and "--from there in place of --resume" in refused.stderr
+    words = ("--algorithm", "ppo", "--from", "there", "--gamma", "0.5", "--iterations", "1")
+    words += ("--steps-per-iter", "60", "--workers", "0")
+    run_ok(*words, "--output", "new", cwd=tmp_path)
+    config = json.loads((tmp_path / "new" / "config.json").read_text())["experiment"]
+    assert config["hidden_sizes"] == [8, 6] and config["gamma"] == 0.5
+    run_ok(*words, "--hidden-sizes", "8", "3", "--output", "told", cwd=tmp_path)
+    config = json.loads((tmp_path / "told" / "config.json").read_text())["experiment"]
+    assert config["hidden_sizes"] == [8, 3]

@@ -37,6 +37,7 @@ def card(monkeypatch):
     def switch(on: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on)
 
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some Card")
     monkeypatch.setattr(
         device, "device_of", lambda name: torch.device("cpu") if name == "cuda" else None
     )
@@ -86,7 +87,7 @@ def test_a_saved_run_goes_on_with_its_device(card, tmp_path, monkeypatch):
 def test_a_run_says_where_it_learns(card, tmp_path):
     card(True)
     done = run_ok(*FLAGS, cwd=tmp_path)
-    assert "  Device: cuda\n" in done.stdout and device_of_run(tmp_path) == "cuda"
+    assert "  Device: Some Card (cuda)\n" in done.stdout and device_of_run(tmp_path) == "cuda"
 
     card(False)
     done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
@@ -98,7 +99,7 @@ def test_a_run_says_where_it_learns(card, tmp_path):
     done = run_here(*resumed, "3", "--device", "cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "learned with --device cuda, and goes on with --device cpu: " in done.stderr
-    assert "Device" not in done.stdout and device_of_run(tmp_path) == "cpu"
+    assert "  Device: cpu\n" in done.stdout and device_of_run(tmp_path) == "cpu"
 
     card(True)
     done = run_here(*resumed, "4", cwd=tmp_path)

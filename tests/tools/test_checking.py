@@ -213,13 +213,24 @@ class Guess(Base):
         return float(action == self.np_random.integers(50))
 
 
+class Doubles(Base):
+    """Promises float32, and returns float64."""
+
+    observation_space = spaces.Dict({"place": Base.observation_space})
+
+    def first_observation(self):
+        return {"place": np.ones(1)}
+
+    next_observation = first_observation
+
+
 class Endlessly(Base):
     horizon = 1 << 60
 
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, MaskUnread, Licensed, Wordless, Guess, Leaving, ThirdAlone):
+for kind in (*KINDS, Doubles, MaskUnread, Licensed, Wordless, Guess, Leaving, ThirdAlone):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -367,6 +378,10 @@ def test_a_thread_that_its_import_starts_is_there(tmp_path, monkeypatch):
         (environment_id("LargeObservationAction"), "no time limit; here episodes ended by step 4"),
         (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit; here no episodes ended by step "),
         ("tests.goals:Bits-v0", "with --hindsight future"),
+        (
+            f"{HERE}:Doubles-v0",
+            r"observation\['place'\] is float64, .* float32: .* with \.astype\(np\.float32\)$",
+        ),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
         (
             f"{HERE}:MaskUnread-v0",

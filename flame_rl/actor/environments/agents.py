@@ -90,6 +90,7 @@ def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
         agents=tuple(map(str, agents)),
         limited_by_default=environment.max_episode_steps is None and limits[0] is not None,
         action_mask=masks or "none",
+        renders=making.can_be_drawn(env),
     )
 
 

@@ -126,7 +126,14 @@ def describe_environment(environment: Environment, env: gymnasium.Env) -> Enviro
         limited_by_default=isinstance(env, DefaultTimeLimit),
         reward_shape=_reward_shape(env),
         action_mask=masks or "none",
+        renders=can_be_drawn(env),
     )
+
+
+def can_be_drawn(env: object) -> bool:
+    """Whether the environment's metadata name a window, or pictures, as ways to draw it."""
+    metadata = getattr(env, "metadata", None) or {}
+    return bool({"human", "rgb_array"} & set(metadata.get("render_modes") or ()))
 
 
 def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
@@ -201,10 +208,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     if (module or env_id).endswith(".py"):
         dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
         named = f"{dotted}:{name if module else 'Mine-v0'}"
-        return unusable(
-            f"--env: {env_id}: a module in the folder of main.py or on PYTHONPATH is named without "
-            f".py: {named}"
-        )
+        return unusable(f"--env: {env_id}: a module is named without .py: {named}")
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
     if (absent := absent_module(error)) is not None:
@@ -218,7 +222,8 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         package = registering.partition(".")[0]
         return unusable(
             f"{env_id} needs the package {package}, which is not imported: `uv run --group "
-            f"{GROUPS[package]} main.py --env {registering}:{env_id} …` installs and imports it"
+            f"{GROUPS[package]} main.py --env {registering}:{env_id} …` installs and imports it; "
+            f"with flame-rl, `pip install 'flame-rl[{GROUPS[package]}]'` does before"
         )
     if isinstance(error, gymnasium.error.Error):
         # Ids by their lower-case name without version; of several versions the newest stays.
@@ -288,7 +293,10 @@ def needs_package(
     if package == "torch":  # which every learner has
         remedy = "executors of a cluster have no torch; --local plays on this machine"
     if package in GROUPS:
-        remedy = f"`uv run --group {group or GROUPS[package]} main.py …` installs it"
+        group = group or GROUPS[package]
+        remedy = (
+            f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` installs it"
+        )
     return unusable(
         f"{env_id} needs the package {package}, which is not installed; it is imported in "
         f"{Path(last.filename).name}, line {last.lineno}: {remedy}"
@@ -322,8 +330,8 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
 def module_not_found(env_id: str, module: str) -> SimulatorError:
     """The error of an environment whose module there is not."""
     return unusable(
-        f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
-        "main.py, on PYTHONPATH, or be installed"
+        f"module {module!r} of environment {env_id} is not found; it must lie beside main.py, "
+        "in the current folder of flame-rl, on PYTHONPATH, or be installed"
     )
 
 

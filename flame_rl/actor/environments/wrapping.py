@@ -63,7 +63,7 @@ def import_wrapper(name: str) -> Callable[[Any], Any]:
     except (Exception, SystemExit) as error:
         text = (
             f"--wrapper: module {module!r} cannot be imported: {summary(error)}; one of your own "
-            "lies in the folder of main.py or on PYTHONPATH"
+            "lies beside main.py, in the current folder of flame-rl, or on PYTHONPATH"
         )
         raise unusable(text, traceback_of(error)) from error
     if not callable(found):
@@ -81,8 +81,9 @@ def wrappers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
 
 def check_command(env: str, given: Any) -> str:
     """The command that examines `env`, configured as this `Environment` or `Experiment` is."""
-    words = ["main.py", "check", "--env", env]
+    words = ["check", "--env", env]
     for name in ("env_kwargs", "wrapper", "observe"):
         if values := getattr(given, name):
             words += [f"--{name.replace('_', '-')}", *values]
-    return f"`uv run {shlex.join(words)}`"
+    typed = shlex.join(words)
+    return f"`uv run main.py {typed}` (`flame-rl {typed}`, where that is installed)"

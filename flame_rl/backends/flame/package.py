@@ -31,6 +31,7 @@ from flame_rl.actor.remote import versions
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.program import installs
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire.messages import Environment
 
@@ -130,7 +131,8 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
     if found is None or not (places or Path(found.origin or "").is_file()):
         raise UsageError(
             f"--env, --wrapper: module {name!r} is not found as files, so it cannot be sent to the "
-            "cluster; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+            "cluster; it must lie beside main.py, in the current folder of flame-rl, on "
+            "PYTHONPATH, or be installed"
         )
     if not places:
         shutil.copy(found.origin, folder / Path(found.origin).name)
@@ -159,8 +161,8 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
-            f"--env: {env_id} needs the package {error.name}, which is not installed; `uv run "
-            "--group agents main.py …` installs it"
+            f"--env: {env_id} needs the package {error.name}, which is not installed; "
+            f"`{installs('agents')}` installs it"
         ) from error
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
@@ -29,6 +28,7 @@ from flame_rl.learner.off_policy.values import (
     softmax,
     td_targets,
 )
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns, dueling
@@ -64,7 +64,7 @@ class DQN(GradientStep):
         self._mean = np.full(self._atoms, 1 / self._atoms, np.float32)
         if self._support is not None:
             self._mean = self._support
-        self.policy = model.action_values(spec, config, returns)
+        self.policy = model_of(config).action_values(spec, config, returns)
         self._q = ActionValues(config, train(self.policy), settings.target_period)
         self.parts = self._q.parts
         self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.off_policy.values import (
@@ -23,6 +22,7 @@ from flame_rl.learner.off_policy.values import (
     q_loss,
     td_targets,
 )
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import R2D2Settings
@@ -44,7 +44,7 @@ class R2D2(GradientStep):
             raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
-        self.policy = model.action_values(spec, config)
+        self.policy = model_of(config).action_values(spec, config)
         self._q = ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 

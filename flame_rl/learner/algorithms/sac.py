@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import nn
 
-import model
 from flame_rl.learner.off_policy.critics import (
     CriticEnsemble,
     squashed_gaussian,
@@ -28,6 +27,7 @@ from flame_rl.learner.off_policy.critics import (
 )
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import run_parallel
@@ -55,7 +55,7 @@ class SAC(GradientStep):
         settings: SACSettings = config.algorithm
         self._settings = settings
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
-        self.policy = model.squashed_policy(spec, config)
+        self.policy = model_of(config).squashed_policy(spec, config)
         self._pi = train(self.policy)
         self._critics = CriticEnsemble(
             config, spec, train, count=2, average=settings.average_critics

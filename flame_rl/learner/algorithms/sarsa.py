@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
@@ -22,6 +21,7 @@ from flame_rl.learner.off_policy.values import (
     q_loss,
     td_targets,
 )
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import SarsaSettings
@@ -39,7 +39,7 @@ class Sarsa(GradientStep):
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         self._settings: SarsaSettings = config.algorithm
         self._gamma = config.experiment.gamma
-        self.policy = model.action_values(spec, config)
+        self.policy = model_of(config).action_values(spec, config)
         self._q = ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 

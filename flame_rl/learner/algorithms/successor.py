@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
@@ -26,6 +25,7 @@ from flame_rl.learner.off_policy.values import (
     huber,
     of_actions,
 )
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
@@ -51,7 +51,7 @@ class Successor(GradientStep):
             )
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
-        self.policy = model.action_values(spec, config, Returns(weights=self._weights))
+        self.policy = model_of(config).action_values(spec, config, Returns(weights=self._weights))
         self._psi = ActionValues(config, train(self.policy))
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import TD3Settings
@@ -65,7 +65,7 @@ class TD3(GradientStep):
     ) -> None:
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._variant = variant
-        self.policy = model.deterministic_policy(spec, config)
+        self.policy = model_of(config).deterministic_policy(spec, config)
         self._mu = train(self.policy)
         self._target_mu = TargetNetwork(self._mu)
         self._critics = CriticEnsemble(config, spec, train, variant.critics)

@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium import spaces
 from torch import nn
 
-import model
 from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import PolicyTraining
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.normalize import RunningMoments
@@ -78,6 +78,7 @@ def imitation(
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
     """A new policy of the kind that --policy names; for choices there is only one."""
     settings = config.algorithm
+    model = model_of(config)
     kinds = {"squashed": model.squashed_policy, "deterministic": model.deterministic_policy}
     if settings.policy not in kinds:
         return model.policy(spec, config)

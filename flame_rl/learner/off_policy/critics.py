@@ -20,8 +20,8 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-import model
 from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import run_parallel
@@ -65,7 +65,7 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        self._critics = [train(model.critic(spec, config)) for _ in range(count)]
+        self._critics = [train(model_of(config).critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property

@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-import model
 from flame_rl.learner.learner import Algorithm, load_part, state_of
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
@@ -22,6 +21,7 @@ from flame_rl.learner.on_policy.actor_critic import (
 from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
@@ -127,7 +127,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnP
 
 def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> ActorCritic:
     """A policy and a value network, or with --shared-torso one network that is both."""
-    settings = config.algorithm
+    settings, model = config.algorithm, model_of(config)
     if isinstance(settings, OnPolicy) and settings.shared_torso:
         module = model.shared(spec, config)
         add_auxiliary(module, settings.auxiliary, spec)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import re
 import zipfile
 from dataclasses import replace
 
@@ -30,6 +32,7 @@ from flame_rl.learner.rewards import OWN
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
+from tests.helpers import ROOT, run_ok
 
 OBSERVED = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 CONTINUOUS = EnvironmentSpec("X-v0", OBSERVED, spaces.Box(-2, 4, (2,), np.float32))
@@ -349,3 +352,18 @@ def test_a_dataset_of_minari_says_the_same_as_a_file(observed, tmp_path, monkeyp
     assert of_minari.episodes.terminated.tolist() == [True, False, True, False]
     with pytest.raises(UsageError, match=r"other/none-v0: no file, no run folder and no Minari"):
         _ = demonstrations("other/none-v0", spec).episodes
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_episodes_that_minaris_collector_records_are_learned_from(tmp_path, monkeypatch):
+    """As docs/demonstrations.md has it."""
+    for name in ("minari", "h5py", "jax"):
+        pytest.importorskip(name, reason="uv run --group demonstrations pytest")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    page = (ROOT / "docs" / "demonstrations.md").read_text()
+    (code,) = re.findall(r"```\n(env = minari.*?)```", page, re.DOTALL)
+    exec(f"import gymnasium, minari\n{code}", {})
+    flags = ("--iterations", "2", "--episodes-per-iter", "2", "--local", "--workers", "0")
+    words = ("--algorithm", "bc", "--demonstrations", "cartpole/mine-v0", *flags)
+    run_ok(*words, "--output", "run", cwd=tmp_path, environment=dict(os.environ))
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3

@@ -1,0 +1,54 @@
+"""The module whose functions make a run's networks: the user's own model.py, or the package's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import flame_rl
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+
+NAME = "model.py"
+
+
+def model_of(config: TrainConfig) -> ModuleType:
+    """The module that --model names; by default a model.py beside the script that was started, or
+    in the current folder, or else `flame_rl.model`. Raises UsageError where there is no such
+    file."""
+    own = config.experiment.model
+    if own is None:
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        folders = [Path.cwd(), *([Path(script).absolute().parent] if script else [])]
+        # By `python -m flame_rl` the script is in the package.
+        others = [each for each in reversed(folders) if each != Path(flame_rl.__file__).parent]
+        found = [folder / NAME for folder in others if (folder / NAME).is_file()]
+        if not found:
+            return importlib.import_module("flame_rl.model")
+        own = found[0]
+    elif not own.is_file():
+        raise UsageError(f"--model: {own} is no file; name one with functions as in model.py")
+    return _load(own.resolve())
+
+
+def _load(path: Path) -> ModuleType:
+    """The module in this file; the one that `import model` gives, where it is that."""
+    try:
+        spec = importlib.util.find_spec("model")
+    except ValueError:  # a module that no file made
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
+        return importlib.import_module("model")
+    name = str(path)
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
