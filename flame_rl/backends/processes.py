@@ -67,8 +67,7 @@ class ProcessBackend:
             partial(self._threads.submit, run),
             in_flight=workers + 1,
             played=lambda: tuple(map(sum, zip(*(w.played() for w in self._workers), strict=True))),
-            unusable="It was made once before: where only one can exist, --workers 1 --slots 1 "
-            "makes no other",
+            unusable="It was made once before; --workers 1 --slots 1 makes no other",
         )
         try:
             collected = gather(request, transport, self.sizes, self._stop, self.listener)

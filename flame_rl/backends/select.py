@@ -48,8 +48,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         name = config.experiment.env_name.removeprefix(CALLABLE)
         raise UsageError(
             f"--env: the function {name} makes environments in this process alone (local=True, "
-            "workers=0). For worker processes or a cluster, register the environment in a module "
-            "and name it as module:EnvId"
+            "workers=0); register the environment in a module, and name it as module:EnvId"
         )
     limits = execution.task_timeout, execution.worker_episodes, execution.worker_megabytes
     if distributed:

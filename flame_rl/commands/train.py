@@ -63,15 +63,13 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     refuse_another_run(saved, given)
     if given.output.output != saved.output.output:
         raise UsageError(
-            f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
-            "the folder and resume the copy"
+            f"--output: a resumed run stays in its folder, {folder}; leave the flag out"
         )
     experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps, however many iterations that "
-            "takes; give --env-steps another number"
+            f"--iterations: the run ends after {until:,} env steps; give --env-steps another number"
         )
     return given
 
@@ -101,8 +99,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
             raise UsageError(
-                f"--iterations: {done} are done already, more than {wanted}; name a greater "
-                "number, or leave the flag out"
+                f"--iterations: {done} are done already, more than {wanted}; name a greater number"
             )
         if trainer.note:
             say(f"{trainer.note}\n")

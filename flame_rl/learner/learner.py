@@ -141,9 +141,8 @@ class Learner:
             own, other = now.get(name, (None, 0)), before.get(name, (None, 0))
             if own[0] is not other[0] or own[1] != other[1]:
                 raise UsageError(
-                    f"{name} was replaced during an update, and the optimiser would go on with the "
-                    "old one; make all layers in the constructor, and change a parameter in place: "
-                    "`with torch.no_grad(): parameter.copy_(...)`"
+                    f"{name} was replaced during an update, and the optimiser has the old one; "
+                    "make layers in the constructor, and change a parameter in place by copy_"
                 )
 
     def weights(self) -> dict[str, np.ndarray]:

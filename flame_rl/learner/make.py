@@ -112,8 +112,7 @@ def _refuse_common_parameters(modules: dict[str, nn.Module]) -> None:
             if owner != name:
                 raise UsageError(
                     f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
-                    "common, and each is trained by itself; add --shared-torso, or give each its "
-                    "own layers"
+                    "common; add --shared-torso, or give each its own layers"
                 )
 
 
@@ -123,14 +122,11 @@ def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> N
     why = ""
     if keys and not isinstance(settings, PolicyGradient | Critics):
         why = (
-            f"{config.algorithm_name} has no critic beside its policy, which would observe more; "
-            "choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+            f"{config.algorithm_name} has no critic beside its policy; choose reinforce, a2c, ppo, "
+            "impala, ddpg, td3 or sac, or leave the flag out"
         )
     elif keys and settings.shared_torso:
-        why = (
-            "with --shared-torso policy and values are one network, which observes the same; "
-            "leave one of the two out"
-        )
+        why = "with --shared-torso policy and values are one network; leave one of the two out"
     elif keys:
         why = why_no_keys(spec.env_id, spec.observation_space, keys)
     if why:

@@ -109,9 +109,8 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
         return Rewards(parts, outcomes, learned=reward)
     if reward is None:
         raise UsageError(
-            f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers, and "
-            f"one number is learned from; give {len(parts)} weights, for {', '.join(parts)}, or a "
-            "function of your own by --reward module:function"
+            f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers; give "
+            f"{len(parts)} weights, for {', '.join(parts)}, or --reward module:function"
         )
     return Rewards(parts, outcomes, own=reward)
 

@@ -78,7 +78,7 @@ def refuse_unless_finite(metrics: dict[str, float], state: dict[str, np.ndarray]
         if not np.isfinite(values).all():
             raise RunError(
                 f"the update was refused: {name.replace('_', ' ')} became NaN or infinite. The "
-                "weights are as they were before this update. Likely causes: a learning rate that "
-                "is too large (try a tenth), or rewards or observations of enormous size (scale "
-                "them in the environment)"
+                "weights are as they were before. Likely causes: too large a learning rate (try a "
+                "tenth), or rewards or observations of enormous size (scale them in the "
+                "environment)"
             )

@@ -188,9 +188,8 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
         known = next((each for each in classes if each in containers or "kind" in vars(each)), None)
         if known is None:
             raise UsageError(
-                f"model.py: {type(module).__name__} is no `LayerModule` "
-                "(flame_rl/modules/layers.py), which exports itself for actors; "
-                "flame_rl/nets/kinds.py has the kinds of layers that they know"
+                f"model.py: {type(module).__name__} is no `LayerModule` of modules/layers.py, "
+                "which exports one of the kinds of layers in flame_rl/nets/kinds.py"
             )
         _refuse_another_forward(module, known)
         if known is nn.Sequential:
@@ -213,8 +212,7 @@ def _refuse_another_forward(module: nn.Module, known: type[nn.Module]) -> None:
         why = f"this {name} has a hook, which actors do not get"
     if why:
         raise UsageError(
-            f"model.py: {name}: {why}; make it a class with a `kind` of its own, see "
-            "docs/add-a-layer.md"
+            f"model.py: {name}: {why}; make it a class with a `kind` (docs/add-a-layer.md)"
         )
 
 

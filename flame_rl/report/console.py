@@ -166,8 +166,7 @@ class ConsoleReporter:
             )
         if last and last.losses.get("gradient_steps") == 0:
             lines.append(
-                "  Gradient steps: none; the run ended within --warm-up-steps (choose fewer, or a "
-                "longer run)"
+                "  Gradient steps: none; the run ended within --warm-up-steps: choose fewer"
             )
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")

@@ -34,11 +34,10 @@ _MANY = 1000
 def refuse_impossible_sizes(config: TrainConfig) -> None:
     """Raise UsageError for more weights than this machine has memory for."""
     widths = config.experiment.hidden_sizes
-    needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
-    if needed > (there := physical_bytes()):
+    weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    if (needed := _WEIGHT_BYTES * weights / 1e9) > (there := physical_bytes() / 1e9):
         raise UsageError(
-            f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
-            f"or container has {there / 1e9:.1f} GB; choose less"
+            f"--hidden-sizes: {widths} would take at least {needed:.1f} GB of {there:.1f}"
         )
 
 
@@ -89,10 +88,7 @@ def about_goals(spec: EnvironmentSpec) -> str:
     names = space.spaces.keys() if isinstance(space, spaces.Dict) else ()
     if spec.agents or "achieved_goal" not in names or "desired_goal" not in names:
         return ""
-    return (
-        "dqn, ddpg, td3 and sac learn from goals that are reached by chance, too, with "
-        "--hindsight future"
-    )
+    return "with --hindsight future, dqn, ddpg, td3 and sac learn from goals reached by chance"
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
@@ -106,8 +102,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         )
     if experiment.evaluate_every is not None and limit is None:
         warnings.append(
-            f"--evaluate-every: there is no time limit of {env}, and without exploration an "
-            "episode may never end; --max-episode-steps sets one"
+            f"--evaluate-every: without a time limit, an episode of {env} may never end unless "
+            "it explores; --max-episode-steps sets one"
         )
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
@@ -123,15 +119,13 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
         warnings.append(
             f"the action space of {env}: {(~bounded).sum()} of {space.low.size} numbers have no "
-            f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
-            "environment are better, or in a wrapper (gymnasium.wrappers.TransformAction): "
-            "actions are scaled to them"
+            f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Give them bounds, to "
+            "which actions are scaled, or a wrapper (gymnasium.wrappers.TransformAction)"
         )
     if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
         warnings.append(
-            f"the action space of {env}: {choices:,} choices, each with an output and weights of "
-            "its own, so that an iteration takes minutes; a MultiDiscrete of several factors, or "
-            "a Box whose numbers a wrapper rounds, takes as little as usual"
+            f"the action space of {env}: {choices:,} choices, each with an output of its own, take "
+            "minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
         )
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start
@@ -141,7 +135,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             warnings.append(
                 f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
                 f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
-                "with two or three axes, and --frame-stack N shows the last N"
+                "with two or three axes"
             )
     return warnings
 
@@ -159,8 +153,7 @@ def own_networks() -> Iterator[None]:
     except (AttributeError, ImportError) as error:
         if "failed to map segment" in str(error):
             raise UsageError(
-                f"torch cannot be loaded: {error}. Its libraries take 3.5 GB of address space: "
-                "raise the limit of this process (ulimit -v)"
+                f"torch cannot be loaded: {error}; let it have 3.5 GB of address space (ulimit -v)"
             ) from error
         module = sys.modules.get("model")
         asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")

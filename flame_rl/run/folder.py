@@ -50,8 +50,7 @@ def check_output(config: TrainConfig) -> None:
     # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
-            f"--output: {folder} holds another run; name a new folder, or go on with "
-            f"--resume {folder}"
+            f"--output: {folder} holds another run; name a new folder, or --resume {folder}"
         )
 
 
@@ -85,7 +84,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         except BlockingIOError as error:
             raise UsageError(
                 f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
-                "for its end or stop it, or begin a new run in another folder"
+                "for its end or stop it, or name another folder"
             ) from error
         except OSError:
             pass  # a file system without locks
@@ -190,9 +189,8 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
             inside = module and path.is_relative_to(folder.resolve())
             if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
                 raise UsageError(
-                    f"{folder}: its config.json names the module {module}, which lies in the run "
-                    "folder itself and would be run; read it, and give --trust (trust=True in "
-                    "Python) if you trust it"
+                    f"{folder}: its config.json names the module {module}, in the run folder "
+                    "itself; read it, and give --trust (trust=True) if you trust it"
                 )
 
 
@@ -202,8 +200,7 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     refuse_modules_in(run_of(given.output.resume), given)
     if different := differences(saved, given):
         raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            "begin a new run"
+            f"--resume: these flags would make it another run: {different}. Leave them out"
         )
 
 

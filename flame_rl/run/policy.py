@@ -114,8 +114,8 @@ class Policy:
         if policy.remembers and count != self._playing:
             begun = f"{self._playing} had begun" if self._playing else "none has begun"
             raise ValueError(
-                f"episode: {begun}, and {count} are observed; this policy remembers what it "
-                "observed in each: say that episodes begin whenever environments were reset"
+                f"episode: {begun}, and {count} are observed; call begin whenever environments are "
+                "reset, as this policy remembers what it observed"
             )
         if count != len(self._noise):
             self.begin(count)
@@ -133,9 +133,8 @@ class Policy:
         given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
         if given != (wanted := count if self.spec.masked else 0):
             raise ValueError(
-                f"action_mask: {given} for {count} observations, and this policy was trained "
-                f"{'with' if wanted else 'without'} masks; give {wanted}, each as "
-                'action_mask=info["action_mask"]'
+                f"action_mask: {given} for {count} observations; this policy was trained "
+                f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
             )
         if not given:
             return {}

@@ -402,8 +402,7 @@ class Trainer:
             )
         if os.getpid() != self._process:
             raise UsageError(
-                "this Trainer was made before a fork, and its workers and files are those of the "
-                "process that made it; make one in this process, or load what that one saved"
+                "this Trainer was made before a fork; make one here, or load what that one saved"
             )
 
     def __enter__(self) -> Trainer:
@@ -434,7 +433,4 @@ def _refuse_reports(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that only the command line carries out."""
     for name in REPORTS:
         if settings.get(name, default := getattr(Output, name)) != default:
-            raise UsageError(
-                f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
-                f"leave it out, or train with main.py {flag(name)}"
-            )
+            raise UsageError(f"{name}: a Trainer prints nothing; train with main.py {flag(name)}")

@@ -67,14 +67,12 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
         warnings.append(
-            "with another end of the run, the learning rates or importance weights that follow it "
-            "differ from now on"
+            "with another end of the run, the learning rates or importance weights now differ"
         )
     then, device = saved.execution.device, config.execution.device
     if then != device:
         warnings.append(
-            f"the run learned with --device {then}, and goes on with --device {device}: results "
-            "differ from now on"
+            f"the run learned with --device {then}: results differ with {device} from now on"
         )
     here = library_versions()
     return warnings + [
@@ -105,8 +103,7 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: P
         if form(then) != form(now):
             raise UsageError(
                 f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
-                f"of {here.env_id} {now}; name an environment that has the same, or a wrapper that "
-                "makes it so; main.py --env … --from RUN trains in another one"
+                f"of {here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
             )
 
 
@@ -155,8 +152,7 @@ def begin_from(
     if config.experiment.from_digest not in (None, digest):
         raise UsageError(
             f"--from: {path} has gone on or was replaced: the SHA-256 of its state is {digest}, "
-            f"not {config.experiment.from_digest}. Name the checkpoint that the run began with, or "
-            "begin a new run without --from-digest"
+            f"not {config.experiment.from_digest}; name the checkpoint that the run began with"
         )
     then, now = output_of(old, checkpoint.spec), output_of(config, spec)
     another = "" if then == now else f"gives {then} there and {now} here"
@@ -171,9 +167,8 @@ def begin_from(
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
         warnings.append(
-            f"--from: {path} normalises observations, and this run does not, so that its networks "
-            "see other numbers than they know; --normalize-observations True, where "
-            f"{config.algorithm_name} has it"
+            f"--from: {path} normalises observations, and this run does not: "
+            f"--normalize-observations True, where {config.algorithm_name} has it"
         )
     return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
 

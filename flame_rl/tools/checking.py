@@ -366,8 +366,8 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
     if examined.unread:
         yield (
             "masks",
-            f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
-            'read; a --wrapper of your own may put it into info["action_mask"]',
+            f"{' and '.join(examined.unread)}: if it is a mask of actions, it is not read; a "
+            '--wrapper of your own may put it into info["action_mask"]',
         )
     if text := about_goals(spec):
         yield "goals", text

@@ -51,10 +51,7 @@ class ExportedPolicy(nn.Module):
         super().__init__()
         for layer in snapshot.layers:
             if LAYERS[layer.kind].state is not None:
-                raise RunError(
-                    f"{layer.kind!r} cannot be exported: it remembers an episode, and the file's "
-                    "only input is one observation"
-                )
+                raise RunError(f"{layer.kind!r} cannot be exported: it remembers an episode")
         network = [policy]
         if snapshot.head.kind.startswith("epsilon_greedy"):
             # The last layer for actors gives the values of actions, whatever the module predicts.

@@ -146,10 +146,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         words = [*without(arguments, _OWN), "--workers", str(workers), "--seed", str(seed)]
         runs.append(SideRun(f"seed {seed}", own, [*words, where, str(own)]))
     shown = path_to_show(folder.absolute(), Path.cwd())
-    say(
-        f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
-        "prints is in seed-N.txt"
-    )
+    say(f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers}: see seed-N.txt")
     supervise(runs, at_once, stop)
     rows = [run.row() for run in runs]
     table = [

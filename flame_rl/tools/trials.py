@@ -92,8 +92,7 @@ def open_study(search: Search) -> optuna.Study:
         raise
     except Exception as error:  # Optuna has no errors of its own for a damaged file
         raise UsageError(
-            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another "
-            "study, or put back a copy of the file"
+            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another"
         ) from error
     began = study.user_attrs.get(_BEGAN, search.study.fixed)
     for name, now in search.study.fixed.items():

@@ -145,10 +145,7 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     if not isinstance(space, spaces.Box):
         return ()
     if len(space.shape) > 1 or 0 in space.shape:
-        raise unusable(
-            f"the reward space of {env.spec.id} cannot be learned from: {space!s:.500}; a Box "
-            "of shape (K,), with K of at least 1, can"
-        )
+        raise unusable(f"the reward space of {env.spec.id} is no Box of shape (K,): {space!s:.500}")
     return space.shape
 
 
@@ -170,9 +167,8 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
         without = f"--observe {' '.join(map(str, keys))} leaves it out, and " if keys else ""
         raise unusable(
             f"the observation space of {env_id} cannot be learned from: {where}, in "
-            f"{observation!s:.500}. Box, Discrete, MultiDiscrete and MultiBinary can, and Dict and "
-            f"Tuple of them; {without}a wrapper may make one: "
-            "--wrapper gymnasium.wrappers:FlattenObservation, or another"
+            f"{observation!s:.500}; {without}a wrapper may make a Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict or Tuple: --wrapper gymnasium.wrappers:FlattenObservation"
         )
     if why := _why_not_learned(action, "f"):
         made = "function, space"
@@ -201,10 +197,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     if (module or env_id).endswith(".py"):
         dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
         named = f"{dotted}:{name if module else 'Mine-v0'}"
-        return unusable(
-            f"--env: {env_id}: a module in the folder of main.py or on PYTHONPATH is named without "
-            f".py: {named}"
-        )
+        return unusable(f"--env: {env_id}: name the module without .py: {named}")
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
     if (absent := absent_module(error)) is not None:
@@ -262,8 +255,7 @@ def known_here_alone(failure: CollectFailure) -> str:
     if module == "__main__":
         remedy = f"put it into a module of its own, my_env.py, and name it my_env:{spec.id}"
     return (
-        f". It is registered in this process alone; {remedy}. Or collect in this process "
-        "(--local --workers 0)"
+        f". It is registered in this process alone; {remedy}, or collect here (--local --workers 0)"
     )
 
 
@@ -306,9 +298,8 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
         )
     if re.search(r'File ".*mujoco.*gl_context\.py"', cause):
         return unusable(
-            f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set the "
-            "environment variable MUJOCO_GL to egl, osmesa or glfw, whichever is installed, or to "
-            "disabled, where nothing is to be rendered"
+            f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set "
+            "MUJOCO_GL to egl, osmesa or glfw, or to disabled, where nothing is to be rendered"
         )
     missing = isinstance(error, AttributeError | AssertionError | TypeError)
     if missing and re.search(r'File ".*mujoco', cause):
@@ -322,8 +313,7 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
 def module_not_found(env_id: str, module: str) -> SimulatorError:
     """The error of an environment whose module there is not."""
     return unusable(
-        f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
-        "main.py, on PYTHONPATH, or be installed"
+        f"module {module!r} of environment {env_id} is not found beside main.py, or on PYTHONPATH"
     )
 
 

@@ -75,11 +75,8 @@ class AgentsSimulator(EnvironmentsSimulator):
             self._write_masks(place, np.array(list(playing.values())), "step")
             for name in self._envs[place].agents:
                 if name not in playing:
-                    raise invalid(
-                        f"agents: after step, {name} plays, which ended before or was not there at "
-                        "reset; agents that appear later cannot be recorded",
-                        first,
-                    )
+                    text = f"agents: after step, {name} plays, which had ended or was not there"
+                    raise invalid(f"{text} at reset; this cannot be recorded", first)
 
     def _observe(self, slot: int, observation: object, info: object, source: str) -> None:
         observation, holder = self.masks.of(observation, info, slot, source)

@@ -96,8 +96,7 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
     if spec.limited_by_default:
         yield (
             f"{spec.env_id} has no time limit that Gymnasium knows: episodes are cut after "
-            f"{spec.time_limit:,} steps, which is not taken for their end; --max-episode-steps N "
-            "sets another limit, 0 none."
+            f"{spec.time_limit:,} steps; --max-episode-steps N sets another limit, 0 none."
         )
     most = plain.most * plain.agents
     if environment.slots is None and most < MOST_SLOTS // plain.agents * plain.agents:

@@ -117,16 +117,12 @@ class EnvironmentsSimulator(Simulator):
             try:
                 own = self._made()
             except SimulatorError as error:
-                text = (
-                    f"{error}. It is number {len(self._envs) + 1} in this process: where only one "
-                    "can exist, --slots 1 makes no other"
-                )
+                which = f"It is number {len(self._envs) + 1} in this process"
+                text = f"{error}. {which}: where only one can exist, --slots 1 makes no other"
                 raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
-                raise unusable(
-                    f"{type(own.unwrapped).__name__}: its function returned the same environment "
-                    "twice: make a new one at every call, or play with --slots 1"
-                )
+                text = f"{type(own.unwrapped).__name__}: its function returned the same environment"
+                raise unusable(f"{text} twice: make a new one at every call, or --slots 1")
             self._envs.append(own)
         self._allow_slots()
         return self._envs[place]

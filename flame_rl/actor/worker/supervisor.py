@@ -238,8 +238,8 @@ class Worker:
             return
         if not child.end(seconds if child.asked else 0.0) and child.asked and seconds:
             self._warn(
-                f"a worker process was killed because its environments did not close within "
-                f"{seconds:.0f} s"
+                f"a worker process was killed: its environments did not close within {seconds:.0f} "
+                "s"
             )
 
 

@@ -165,9 +165,8 @@ class FlameBackend:
         if not clean:
             compat.disconnect()
             warn(
-                f"Flame still runs tasks of application {self._application.name}, or does not "
-                "answer; a process in the background goes on trying for "
-                f"{JANITOR_SECONDS:.0f} s to remove it"
+                f"Flame still runs tasks of {self._application.name}, or does not answer; a "
+                f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it"
             )
         # Where `collect` was abandoned it may have been sending weights.
         self._janitor.end(dismissed=clean and not self._stop.is_set())

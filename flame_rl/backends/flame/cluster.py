@@ -38,8 +38,7 @@ def connect(stop: threading.Event) -> FlameContext:
         context = FlameContext()
     except Exception as error:
         raise UsageError(
-            f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or collect on this machine "
-            "with --local"
+            f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or use --local"
         ) from error
     unless_stopped(stop, lambda: check_servers(context))
     compat.limit_calls()

@@ -258,10 +258,9 @@ class Answers:
         """Raise UsageError if executors run other versions."""
         for difference, nodes in self._others(self._versions).items():
             raise UsageError(
-                f"Other versions than on this machine run on {_named(nodes)}: {difference}. "
-                "The same seed would not give the same result; start with `uv run --python X.Y "
-                "main.py …` if all nodes run that Python, take the node out of the cluster, or use "
-                "--local"
+                f"Other versions than on this machine run on {_named(nodes)}: {difference}. The "
+                "same seed would not give the same result; start with `uv run --python X.Y "
+                "main.py …`, take the node out of the cluster, or use --local"
             )
 
     def tell(self, say: Callable[[str], None]) -> None:

@@ -159,8 +159,7 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
-            f"--env: {env_id} needs the package {error.name}, which is not installed; `uv run "
-            "--group agents main.py …` installs it"
+            f"--env: {env_id} needs {error.name}: `uv run --group agents main.py …` installs it"
         ) from error
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")

@@ -46,8 +46,7 @@ class Successor(GradientStep):
         weighted = experiment.reward_weights or not experiment.reward_parts
         if experiment.reward is not None or not weighted:
             raise UsageError(
-                "--reward-weights: successor learns the return of each part of the reward, and "
-                "needs a weight for each of them, in place of --reward"
+                "--reward-weights: successor learns the return of each part; give a weight for each"
             )
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)

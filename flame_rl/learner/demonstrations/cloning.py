@@ -68,8 +68,7 @@ def imitation(
     if demonstrations is None:
         raise UsageError(
             f"--demonstrations: {config.algorithm_name} learns from nothing else; name an .npz "
-            "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
-            "replay memory, or a Minari dataset"
+            "file (main.py evaluate RUN --record FILE.npz), a run with replay, or a Minari dataset"
         )
     trained = in_training(make_policy(config, spec))
     return Imitation(config, PolicyTraining(trained, trained.adam), demonstrations)

@@ -184,13 +184,11 @@ def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.nda
         last = np.cumsum(lengths.astype(np.int64)) - 1
         if np.delete(ends, last).any() or (cut and not ends[last].all()):
             raise UsageError(
-                "lengths: the episodes end elsewhere than by terminations and truncations; leave "
-                "out lengths, or correct them"
+                "lengths: the episodes end elsewhere than by terminations and truncations"
             )
     elif not cut or not ends[-1]:
         raise UsageError(
-            "truncations: missing, or the last step ends no episode; say by it which steps a limit "
-            "cut off, or give the episodes' lengths in its place"
+            "truncations: missing, or the last step ends no episode; give them, or lengths"
         )
     return np.diff(last, prepend=-1), terminations[last]
 
@@ -202,8 +200,7 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
     wrong = ~np.take_along_axis(allowed, taken, axis=1).all(axis=1)
     if wrong.any():
         raise UsageError(
-            f"{ACTION_MASKS}: the action of step {int(np.argmax(wrong))} is one that its mask "
-            "forbids; a mask belongs to the observation before the action"
+            f"{ACTION_MASKS}: the mask of step {int(np.argmax(wrong))} forbids the action after it"
         )
 
 

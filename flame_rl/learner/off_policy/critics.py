@@ -58,8 +58,7 @@ class CriticEnsemble:
         frames = config.experiment.frame_stack
         if frames > 1:
             raise UsageError(
-                f"--frame-stack: {frames}, and {config.algorithm_name} learns from one "
-                "observation; leave the flag out, or choose ppo"
+                f"--frame-stack: {config.algorithm_name} takes one observation, not {frames}"
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate

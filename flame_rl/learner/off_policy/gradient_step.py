@@ -87,8 +87,7 @@ def recorded(inner: GradientStep, episodes: Episodes) -> Episodes:
         if unknown.any():
             raise UsageError(
                 f"action_mask: episode {episodes.index[unknown][0]} was cut by a time limit, and "
-                "its last observation has no mask, or one that allows nothing; action values go on "
-                "there, of the actions that are allowed. Return a mask with the last step, too, "
-                "end the episode as terminated, or choose ppo or impala, which need none there"
+                "its last observation, whose value is learned from, has no mask, or one that "
+                "allows nothing: return one, end it as terminated, or choose ppo or impala"
             )
     return inner.record(episodes)

@@ -157,9 +157,8 @@ def off_policy(
     _refuse_other_actions(inner, spec)
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, which "
-            f"learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
-            "or choose one of these"
+            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, and "
+            f"{config.algorithm_name} does not remember; leave the flag out, or choose one of these"
         )
     if demonstrations is not None and not inner.demonstrable:
         raise UsageError(
@@ -225,6 +224,5 @@ def _refuse_other_actions(inner: GradientStep, spec: EnvironmentSpec) -> None:
     else:
         return
     raise UsageError(
-        f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
-        f"{instead}"
+        f"--algorithm: it needs {wanted}, and not {spec.action_space}; choose {instead}"
     )

@@ -50,8 +50,8 @@ def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", 
             cause = f"torch {torch.__version__} is a build without CUDA"
         raise UsageError(
             f"--device: cuda, and torch finds no graphics card: {cause}. Leave the flag out; a run "
-            "that began on a card goes on without one by --device cpu, in Python by device='cpu', "
-            "with other results from there on"
+            "that began on a card goes on without one by --device cpu, with other results from "
+            "there on"
         )
     return wanted
 
@@ -123,7 +123,6 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
         yield
         if seed is None and not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                "model.py, or an auxiliary loss, draws random numbers in its forward pass, such as "
-                "dropout, or another thread of the program draws torch's: the same seed would not "
-                "give the same result; leave them out"
+                "model.py, an auxiliary loss or another thread draws random numbers of torch, as "
+                "dropout does: the same seed would give other results; leave it out"
             )

@@ -59,10 +59,7 @@ def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
     """Where the environment's goals are. Raises UsageError, about --hindsight, if it has none, or
     several agents."""
     if spec.agents:
-        raise UsageError(
-            f"--hindsight: {spec.env_id} has several agents, whose rewards may depend on each "
-            "other; leave the flag out"
-        )
+        raise UsageError(f"--hindsight: {spec.env_id} has several agents; leave the flag out")
     parts = {part.path: part for part in observation_parts(spec.observation_space)}
     found = [parts.get((name,)) for name in (ACHIEVED, DESIRED)]
     forms = [part and (type(part.space), part.space.shape, part.one_byte) for part in found]
@@ -111,8 +108,7 @@ class GoalFunctions:
         if _attribute(env, "compute_reward") is None:
             raise UsageError(
                 f"--hindsight: {self._environment.env_id} has no compute_reward(achieved_goal, "
-                "desired_goal, info), which would give the reward of another goal; add the method "
-                "to the environment, or by a wrapper"
+                "desired_goal, info) for other goals; add the method, or a wrapper with it"
             )
         return env
 
@@ -134,8 +130,8 @@ class GoalFunctions:
         if len(self._functions) < 2 and terminated.any():
             raise UsageError(
                 f"--hindsight: an episode of {self._environment.env_id} terminated, and it has no "
-                "compute_terminated(achieved_goal, desired_goal, info), which would say whether "
-                "one ends with another goal; add the method to the environment, or by a wrapper"
+                "compute_terminated(achieved_goal, desired_goal, info) for other goals; add the "
+                "method"
             )
         self._steps += episodes.steps
         rounding = _ROUNDING * (1 + np.abs(achieved).max() + np.abs(desired).max())

@@ -201,16 +201,15 @@ class Journal:
 
     def _foreign(self, segment: int) -> JournalError:
         return JournalError(
-            f"records of {self.path(segment).name} are those of another run, or were altered; put "
-            "the run's own replay folder back"
+            f"records of {self.path(segment).name} are those of another run; put the run's own back"
         )
 
 
 def _incomplete(place: Place) -> JournalError:
     return JournalError(
-        f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and not all of "
-        "them are there and sound; put the run's own files back, or resume from another checkpoint "
-        "of the run, --resume RUN/checkpoints/NAME.ckpt"
+        f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, not all of "
+        "which are sound; put them back, or resume from another checkpoint, "
+        "RUN/checkpoints/NAME.ckpt"
     )
 
 

@@ -53,8 +53,7 @@ class ReplayMemory:
         self.needs = capacity_in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
-                f"--capacity: {self.needs}, and this machine or container has "
-                f"{physical_bytes() / 1e9:.1f} GB; choose a smaller capacity"
+                f"--capacity: {self.needs}, of {physical_bytes() / 1e9:.1f} GB here; choose less"
             )
         self.store = ReplayStore(columns, capacity, frames)
         self._priorities = None if alpha is None else PrioritizedSampler(self.store, alpha)
@@ -117,8 +116,8 @@ class ReplayMemory:
         greatest = np.abs(episodes.columns["rewards"]).max()
         if greatest > np.finfo(np.float32).max:
             raise RunError(
-                f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in "
-                "which steps are kept for replay. Scale rewards in the environment"
+                f"the update was refused: a reward of size {greatest:.3g} is beyond float32. Scale "
+                "it"
             )
         self.recall()
         kept = {column.name for column in self.store.columns}
@@ -181,8 +180,7 @@ class ReplayMemory:
         capacity = _place_in(state).capacity
         if capacity != self.store.capacity:
             raise ValueError(
-                f"capacity: {self.store.capacity} steps, but the checkpoint is of a replay store "
-                f"of {capacity}; resume with the same capacity"
+                f"capacity: {self.store.capacity} steps, and {capacity} in the checkpoint"
             )
         self._waiting = {name: array.copy() for name, array in state.items()}
 
@@ -219,6 +217,6 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
     """Raise UsageError if an episode of `steps` steps does not fit into the replay memory."""
     if steps > capacity:
         raise UsageError(
-            f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
-            "begin a new run with more, or with a time limit, --max-episode-steps"
+            f"--capacity: {capacity} steps hold no episode of {steps}; begin anew with more, or "
+            "with --max-episode-steps"
         )
