@@ -58,10 +58,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         environment = Environment(environment_id(env), wrapper=config.experiment.wrapper)
         deadlines = Deadlines(*limits, execution.workers_per_executor)
         return FlameBackend(environment, execution, deadlines, stop)
-    if workers := local_workers(config):
-        from flame_rl.backends.processes import ProcessBackend
+    from flame_rl.backends.local import InlineBackend, ProcessBackend
 
-        return ProcessBackend(workers, Deadlines(*limits), stop)
-    from flame_rl.backends.inline import InlineBackend
-
-    return InlineBackend(stop)
+    workers = local_workers(config)
+    return ProcessBackend(workers, Deadlines(*limits), stop) if workers else InlineBackend(stop)

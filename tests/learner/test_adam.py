@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flame_rl.learner.off_policy import target
-from flame_rl.learner.off_policy.target import follow
 from flame_rl.learner.training import adam as module
 from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.trained import follow
 
 RATE, SIZE = 1e-3, 64
 SUBNORMAL = np.finfo(np.float32).tiny

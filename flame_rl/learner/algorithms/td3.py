@@ -18,9 +18,8 @@ import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.training.network import Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import TargetNetwork, Train
 from flame_rl.settings.algorithms import TD3Settings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec

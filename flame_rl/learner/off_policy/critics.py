@@ -21,11 +21,10 @@ import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import Train, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

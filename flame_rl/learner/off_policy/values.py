@@ -22,11 +22,10 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.compiled.network import CompiledNetwork, QTarget
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import masked

@@ -1,23 +1,75 @@
-"""Collect in supervised worker processes on this machine."""
+"""Collect on this machine: in this process, where a breakpoint in a simulator or the collector
+works, or in supervised worker processes."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.making import start_clock
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.choose import describe
+from flame_rl.actor.simulators.simulator import Simulator
+from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import Collected, Listener, Transport, describe_by, gather
+from flame_rl.backends.dispatch import (
+    Collected,
+    Listener,
+    Transport,
+    describe_by,
+    gather,
+    tell,
+)
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.output import warn
+from flame_rl.system.signals import close_within
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.packing import Buffer
+
+
+class InlineBackend:
+    """Plays all episodes in this process, with one simulator."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.listener = Listener()
+        self._stop = stop
+        self._simulator: Simulator | None = None
+
+    def describe(self, environment: Environment) -> EnvironmentSpec:
+        try:
+            self._simulator, spec = describe(environment)
+            return spec
+        except SimulatorError as error:
+            raise UsageError(str(error.failure(environment.env_id))) from error
+
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        def submit(data: bytes, episodes: int) -> Future[bytes]:
+            task = codec.decode_request(data)
+            played = partial(tell, self.listener.collecting, task)
+            result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set, played)
+            future: Future[bytes] = Future()
+            future.set_result(b"".join(codec.encode_result(result, task)))
+            return future
+
+        with ONE_BLAS_THREAD:
+            # One task fills all slots, and no other worker waits for its end.
+            transport = Transport(submit, in_flight=1)
+            return gather(request, transport, TaskSizes(1), self._stop, self.listener)
+
+    def close(self) -> None:
+        if self._simulator is not None:
+            simulator, self._simulator = self._simulator, None
+            close_within(CLOSE_SECONDS, simulator.close)
+        start_clock()
 
 
 class ProcessBackend:
