@@ -42,7 +42,7 @@ def of_another_api(what: str) -> SimulatorError:
     return unusable(
         f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
         "options=…) must return observation, info, and step(action) observation, reward, "
-        "terminated, truncated, info; shimmy's GymV21CompatibilityV0 wraps one of gym before 0.26"
+        "terminated, truncated, info; one of gym before 0.26 is wrapped by shimmy (`uv add shimmy`)"
     )
 
 

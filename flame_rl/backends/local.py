@@ -17,15 +17,8 @@ from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends import dispatch
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import (
-    Collected,
-    Listener,
-    Transport,
-    describe_by,
-    gather,
-    tell,
-)
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
@@ -40,7 +33,7 @@ class InlineBackend:
     """Plays all episodes in this process, with one simulator."""
 
     def __init__(self, stop: threading.Event) -> None:
-        self.listener = Listener()
+        self.listener = dispatch.Listener()
         self._stop = stop
         self._simulator: Simulator | None = None
 
@@ -51,10 +44,10 @@ class InlineBackend:
         except SimulatorError as error:
             raise UsageError(str(error.failure(environment.env_id))) from error
 
-    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:
             task = codec.decode_request(data)
-            played = partial(tell, self.listener.collecting, task)
+            played = partial(dispatch.tell, self.listener.collecting, task)
             result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set, played)
             future: Future[bytes] = Future()
             future.set_result(b"".join(codec.encode_result(result, task)))
@@ -62,8 +55,8 @@ class InlineBackend:
 
         with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
-            transport = Transport(submit, in_flight=1)
-            return gather(request, transport, TaskSizes(1), self._stop, self.listener)
+            transport = dispatch.Transport(submit, in_flight=1)
+            return dispatch.gather(request, transport, TaskSizes(1), self._stop, self.listener)
 
     def close(self) -> None:
         if self._simulator is not None:
@@ -77,7 +70,7 @@ class ProcessBackend:
 
     def __init__(self, workers: int, deadlines: Deadlines, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
-        self.listener = Listener()
+        self.listener = dispatch.Listener()
         self.deadlines = deadlines
         self.sizes = TaskSizes(workers)
         self._stop = stop
@@ -96,9 +89,9 @@ class ProcessBackend:
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self.deadlines.limits().deadline
-        return describe_by(self._workers[0], environment, deadline, self._stop)
+        return dispatch.describe_by(self._workers[0], environment, deadline, self._stop)
 
-    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         encoded = codec.encode_snapshot(snapshot)
         over = threading.Event()
 
@@ -115,14 +108,14 @@ class ProcessBackend:
                 self._idle.put(worker)
 
         workers = len(self._workers)
-        transport = Transport(
+        transport = dispatch.Transport(
             partial(self._threads.submit, run),
             in_flight=workers + 1,
             played=lambda: tuple(map(sum, zip(*(w.played() for w in self._workers), strict=True))),
             unusable="It was made once before; --workers 1 --slots 1 makes no other",
         )
         try:
-            collected = gather(request, transport, self.sizes, self._stop, self.listener)
+            collected = dispatch.gather(request, transport, self.sizes, self._stop, self.listener)
         finally:
             over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.

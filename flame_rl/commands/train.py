@@ -69,7 +69,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
-            f"--iterations: the run ends after {until:,} env steps; give --env-steps another number"
+            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
         )
     return given
 

@@ -110,7 +110,7 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     if reward is None:
         raise UsageError(
             f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers; give "
-            f"{len(parts)} weights, for {', '.join(parts)}, or --reward module:function"
+            f"{len(parts)} weights, for {', '.join(parts)}, or a function by --reward"
         )
     return Rewards(parts, outcomes, own=reward)
 

@@ -238,7 +238,8 @@ def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
     do not fit each other."""
     if len(snapshot.layers) > MAX_LAYERS:
         raise WireError(
-            f"a policy of {len(snapshot.layers)} layers, and at most {MAX_LAYERS} can act"
+            f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
+            f"{MAX_LAYERS} can act"
         )
     observation_dim = width = None
     # The width of each input, where the last layer that acts on all of them divides them.

@@ -13,14 +13,7 @@ from rich.text import Text
 
 from flame_rl.report.header import RULE, header, reached_in_words
 from flame_rl.report.trackers import numbers_of
-from flame_rl.run.results import (
-    IterationResult,
-    Totals,
-    beyond_atoms,
-    ended,
-    progress,
-    reached,
-)
+from flame_rl.run import results
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
@@ -36,13 +29,13 @@ class ConsoleReporter:
     """Prints to standard output; its summary counts the time since it was constructed."""
 
     def __init__(
-        self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals
+        self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: results.Totals
     ) -> None:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._config, self._spec, self._done = config, spec, done
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
-        self._last: IterationResult | None = None
+        self._last: results.IterationResult | None = None
         # A line about the latest evaluation, and the same until it is printed.
         self._evaluation = self._unsaid = ""
         # The collection that is shown, and when it began.
@@ -60,7 +53,7 @@ class ConsoleReporter:
 
     # What a run reports
 
-    def report(self, result: IterationResult) -> None:
+    def report(self, result: results.IterationResult) -> None:
         self._last, self._reported_at = result, time.perf_counter()
         self._retries += result.timing.retries
         self._undone += result.losses.get("update_scale") == 0
@@ -69,11 +62,11 @@ class ConsoleReporter:
             self._evaluation = self._unsaid = text
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
-        if (beyond := beyond_atoms(self._config, result)) and not self._told_of_atoms:
+        if (beyond := results.beyond_atoms(self._config, result)) and not self._told_of_atoms:
             self._told_of_atoms = True
             self.say(f"  {beyond}")
         first = result.iteration == self._done.iterations
-        last = ended(self._experiment, result.totals)
+        last = results.ended(self._experiment, result.totals)
         late = self._reported_at - self._said_at >= LINE_EVERY_SECONDS
         if result.iteration % LINE_EVERY == 0 or last or late:
             self._said_at = self._reported_at
@@ -145,7 +138,7 @@ class ConsoleReporter:
 
     def summary(self, interrupted: bool) -> None:
         """Print the closing lines; after an interrupt, they cover what was done until then."""
-        if ended(self._experiment, self._done):  # there was nothing to do
+        if results.ended(self._experiment, self._done):  # there was nothing to do
             return
         seconds, last = time.perf_counter() - self._began, self._last
         total = last.episodes if last else self._done.episodes
@@ -172,7 +165,7 @@ class ConsoleReporter:
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
         if self._evaluation:
             lines.append(self._evaluation)
-        if last and reached(self._experiment, last.totals):
+        if last and results.reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self.say("\n".join([*lines, RULE]))
 
@@ -187,7 +180,7 @@ class ConsoleReporter:
         if self._bar is not None:
             self._bar.show(what, text)
 
-    def _completed(self, totals: Totals) -> int:
+    def _completed(self, totals: results.Totals) -> int:
         return totals.iterations if self._experiment.env_steps is None else totals.env_steps
 
     def _advance(self, completed: float) -> None:
@@ -200,8 +193,8 @@ class ConsoleReporter:
         has ended."""
         if self._last is None:
             return 0.0
-        begun = progress(self._experiment, self._done)
-        done = progress(self._experiment, self._last.totals)
+        begun = results.progress(self._experiment, self._done)
+        done = results.progress(self._experiment, self._last.totals)
         spent, since = self._reported_at - self._began, time.perf_counter() - self._reported_at
         return max(0.0, spent * (1 - done) / (done - begun) - since)
 
@@ -210,7 +203,7 @@ class ConsoleReporter:
         return f"about {duration_in_words(seconds)} left" if seconds >= 1 else ""
 
 
-def details(result: IterationResult) -> str:
+def details(result: results.IterationResult) -> str:
     """What --verbose prints of an iteration."""
     lines = [f"  iteration {result.iteration}"]
     for group, numbers in numbers_of(result).items():

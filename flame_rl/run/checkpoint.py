@@ -127,7 +127,7 @@ def _decode(body: memoryview) -> Checkpoint:
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
         raise WireError(
-            f"written by another version of flame_rl: format {found!s:.40}, not {FORMAT}"
+            f"written by another version of flame_rl, in format {found!s:.40}, not {FORMAT}"
         )
     tables = {}
     for name, array in list(arrays.items()):

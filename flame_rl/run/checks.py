@@ -102,8 +102,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         )
     if experiment.evaluate_every is not None and limit is None:
         warnings.append(
-            f"--evaluate-every: without a time limit, an episode of {env} may never end unless "
-            "it explores; --max-episode-steps sets one"
+            f"--evaluate-every: there is no time limit of {env}, and without exploration an "
+            "episode may never end; --max-episode-steps sets one"
         )
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay

@@ -189,8 +189,9 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
             inside = module and path.is_relative_to(folder.resolve())
             if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
                 raise UsageError(
-                    f"{folder}: its config.json names the module {module}, in the run folder "
-                    "itself; read it, and give --trust (trust=True) if you trust it"
+                    f"{folder}: its config.json names the module {module}, which lies in the run "
+                    "folder itself and would be run; read it, and give --trust (trust=True in "
+                    "Python) if you trust it"
                 )
 
 

@@ -15,14 +15,7 @@ from gymnasium import spaces
 from flame_rl.learner.state import REPLAY, arrays_digest, part_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
-from flame_rl.settings.algorithms import (
-    ActionNoise,
-    BCSettings,
-    DQNSettings,
-    EpsilonGreedy,
-    SACSettings,
-    SuccessorSettings,
-)
+from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -72,7 +65,8 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     then, device = saved.execution.device, config.execution.device
     if then != device:
         warnings.append(
-            f"the run learned with --device {then}: results differ with {device} from now on"
+            f"the run learned with --device {then}, and goes on with --device {device}: results "
+            "differ from now on"
         )
     here = library_versions()
     return warnings + [
@@ -198,17 +192,19 @@ def _take_replay(
 def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """What the last layer of a run's policy gives, in words."""
     match config.algorithm:
-        case DQNSettings(distribution="c51") as own:
+        case algorithms.DQNSettings(distribution="c51") as own:
             words = f"atoms of returns from {own.lowest_return} to {own.highest_return}"
-        case DQNSettings(distribution="quantiles"):
+        case algorithms.DQNSettings(distribution="quantiles"):
             words = "quantiles of returns"
-        case SuccessorSettings():
+        case algorithms.SuccessorSettings():
             words = "returns of the parts of rewards"
-        case EpsilonGreedy():
+        case algorithms.EpsilonGreedy():
             words = "action values"
-        case ActionNoise() | BCSettings(policy="deterministic") if spec.continuous:
+        case algorithms.ActionNoise() | algorithms.BCSettings(policy="deterministic") if (
+            spec.continuous
+        ):
             words = "actions"
-        case SACSettings() | BCSettings(policy="squashed") if spec.continuous:
+        case algorithms.SACSettings() | algorithms.BCSettings(policy="squashed") if spec.continuous:
             words = "means and deviations"
         case _ if spec.continuous:
             words = "means"

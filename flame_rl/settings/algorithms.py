@@ -297,7 +297,7 @@ class ReinforceSettings(OnPolicy):
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
             raise UsageError(
-                f"--shared-torso: --baseline {self.baseline} has no values; add --baseline value"
+                f"--shared-torso: --baseline {self.baseline} has no value network; take value"
             )
 
 

@@ -22,16 +22,8 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS
-from flame_rl.settings.checks import (
-    bare,
-    converted,
-    flag,
-    hints_of,
-    may_be_none,
-    names_of,
-    suggestion,
-)
 from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Answered, UsageError
@@ -53,9 +45,9 @@ _NOT_GIVEN = object()
 _First = make_dataclass(
     "_First",
     [
-        *((name, hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
+        *((name, checks.hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
         ("algorithm", _CHOICE, _NOT_GIVEN),
-        ("resume", hints_of(Output)["resume"], _NOT_GIVEN),
+        ("resume", checks.hints_of(Output)["resume"], _NOT_GIVEN),
     ],
 )
 
@@ -121,7 +113,7 @@ def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> C
     description = inspect.cleandoc(kind.__doc__ or "")
     command, unknown = _read(kind, arguments, _COMMANDS, prog=prog, description=description)
     if unknown:
-        raise _no_flag(unknown[0], names_of(kind))
+        raise _no_flag(unknown[0], checks.names_of(kind))
     return command
 
 
@@ -153,16 +145,16 @@ def _switched_off(word: str, fields: dict[str, Any]) -> tuple[str, ...]:
     """The words that a word stands for: --no-overlap is --overlap False."""
     field = _field(word)
     if field.startswith("no_") and type(fields.get(field[3:])) is bool:
-        return flag(field[3:]), "False"
+        return checks.flag(field[3:]), "False"
     return (word,)
 
 
 def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
     """The error of a word that is no flag, or one of another algorithm's."""
-    name, field = flag(_field(word)) if word.startswith("--") else word, _field(word)
+    name, field = checks.flag(_field(word)) if word.startswith("--") else word, _field(word)
     if algorithm and (owners := owners_of(field, algorithm)):
         return UsageError(f"{name}: {owners}")
-    nearest = suggestion(name, map(flag, fields))
+    nearest = checks.suggestion(name, map(checks.flag, fields))
     more = f"did you mean {nearest}?" if nearest else "--help lists them all"
     return UsageError(f"{name}: there is no such flag; {more}")
 
@@ -182,21 +174,24 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
         kind = info.type
         if not is_dataclass(kind) or kind.__name__ == "Flags":
             return None
-        hints, specs, lists = hints_of(kind), [], {}
+        hints, specs, lists = checks.hints_of(kind), [], {}
         for field in dataclasses.fields(kind):
             name, hint = field.name, hints[field.name]
             value = getattr(info.default, name, field.default)
             default = tyro.MISSING if value is dataclasses.MISSING else value
             spec = _spec(hint, nargs)
-            if get_origin(bare(hint)) is tuple and bare(get_args(bare(hint))[0]) is str:
+            if (
+                get_origin(checks.bare(hint)) is tuple
+                and checks.bare(get_args(checks.bare(hint))[0]) is str
+            ):
                 # Its words are added up where the flag comes again, and take the default's place.
                 lists[name], default = default, ()
                 typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
-            elif bare(hint) is bool and nargs == 1:
+            elif checks.bare(hint) is bool and nargs == 1:
                 typed = hint
             else:
                 typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
-            typed = Annotated[typed, tyro.conf.arg(name=flag(name).removeprefix("--"))]
+            typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
             specs.append(StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
         def make(**values: Any) -> Any:
@@ -204,9 +199,9 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
                 values[name] = [word for words in values[name] for word in words] or default
             for name, value in values.items():
                 if value == "":
-                    raise UsageError(f"{flag(name)}: a value is missing")
+                    raise UsageError(f"{checks.flag(name)}: a value is missing")
                 if value is not _NOT_GIVEN:
-                    values[name] = converted(name, hints[name], value)
+                    values[name] = checks.converted(name, hints[name], value)
             return kind(**values)
 
         make.__doc__ = kind.__doc__
@@ -217,9 +212,9 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
 
 def _spec(hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
     """How the words after a flag become what `converted` takes, and how --help shows the flag."""
-    kind = bare(hint)
+    kind = checks.bare(hint)
     several = get_origin(kind) is tuple
-    one = bare(get_args(kind)[0]) if several else kind
+    one = checks.bare(get_args(kind)[0]) if several else kind
     choices = ("True", "False") if one is bool else get_args(one)
     metavar = f"{{{','.join(choices)}}}" if choices else one.__name__.upper()
     return PrimitiveConstructorSpec(
@@ -236,14 +231,14 @@ def _spec(hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
 def _value(hint: Any, words: list[str]) -> Any:
     """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
     "name=value" belong to the value."""
-    kind, text = bare(hint), " ".join(words)
+    kind, text = checks.bare(hint), " ".join(words)
     if kind is bool and not words:
         return True
-    if text.lower() == "none" and may_be_none(hint):
+    if text.lower() == "none" and checks.may_be_none(hint):
         return None
     if get_origin(kind) is tuple:
         parts = [part for word in words for part in ([word] if "=" in word else word.split(","))]
-        numbers = bare(get_args(kind)[0]) in (int, float)
+        numbers = checks.bare(get_args(kind)[0]) in (int, float)
         return [part.replace("_", "") if numbers else part for part in parts if part]
     if get_origin(kind) is Literal:
         return {choice.lower(): choice for choice in get_args(kind)}.get(text.lower(), text)

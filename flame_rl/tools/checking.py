@@ -28,16 +28,10 @@ from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import acting_generator
+from flame_rl.actor.simulators import repeatable
 from flame_rl.actor.simulators.choose import plain_simulator, slots_of
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.actor.simulators.repeatable import (
-    SEED,
-    Effort,
-    check_beside,
-    check_repeats,
-    random_actions,
-)
 from flame_rl.run.checks import about_goals, environment_warnings, training_refusal
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
@@ -109,9 +103,9 @@ def examine(environment: Environment, seconds: float) -> Examined:
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
-    effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
-    checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside, alone = check_beside(env_id, partial(slots_of, environment), slots, effort)
+    effort = repeatable.Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
+    checked = repeatable.check_repeats(env_id, lambda: plain_simulator(environment), effort)
+    beside, alone = repeatable.check_beside(env_id, partial(slots_of, environment), slots, effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
@@ -202,7 +196,7 @@ def random_play(
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
     """
-    agents, generator = simulator.agents, acting_generator(SEED)
+    agents, generator = simulator.agents, acting_generator(repeatable.SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
     (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
@@ -219,12 +213,12 @@ def random_play(
     limit, episodes = time.monotonic() + seconds, 0
     while not episodes or (episodes < _EPISODES and time.monotonic() < limit):
         running, began = np.arange(agents), time.monotonic()
-        simulator.reset(running, np.full(agents, SEED + episodes))
+        simulator.reset(running, np.full(agents, repeatable.SEED + episodes))
         resetting += time.monotonic() - began
         look("reset", running)
         earned, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            actions = random_actions(simulator, column, generator, slice(0, agents))
+            actions = repeatable.random_actions(simulator, column, generator, slice(0, agents))
             if simulator.masks.read:
                 masks = simulator.action_masks[running]
                 allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())
@@ -295,7 +289,7 @@ def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
     env.reset, env.step = collecting(env.reset), collecting(env.step)
 
 
-def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
+def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[str]:
     """What Gymnasium's checker says of the environment without its wrappers."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
@@ -366,8 +360,8 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
     if examined.unread:
         yield (
             "masks",
-            f"{' and '.join(examined.unread)}: if it is a mask of actions, it is not read; a "
-            '--wrapper of your own may put it into info["action_mask"]',
+            f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
+            'read; a --wrapper of your own may put it into info["action_mask"]',
         )
     if text := about_goals(spec):
         yield "goals", text

@@ -75,7 +75,7 @@ class AgentsSimulator(EnvironmentsSimulator):
             self._write_masks(place, np.array(list(playing.values())), "step")
             for name in self._envs[place].agents:
                 if name not in playing:
-                    text = f"agents: after step, {name} plays, which had ended or was not there"
+                    text = f"agents: after step, {name} plays, which ended before or was not there"
                     raise invalid(f"{text} at reset; this cannot be recorded", first)
 
     def _observe(self, slot: int, observation: object, info: object, source: str) -> None:

@@ -121,8 +121,9 @@ class EnvironmentsSimulator(Simulator):
                 text = f"{error}. {which}: where only one can exist, --slots 1 makes no other"
                 raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
-                text = f"{type(own.unwrapped).__name__}: its function returned the same environment"
-                raise unusable(f"{text} twice: make a new one at every call, or --slots 1")
+                kind = type(own.unwrapped).__name__
+                text = f"{kind}: its function returned the same environment twice"
+                raise unusable(f"{text}: make a new one at every call, or play with --slots 1")
             self._envs.append(own)
         self._allow_slots()
         return self._envs[place]

@@ -170,8 +170,8 @@ class Masks:
         elif mask is None and ended:
             allowed[:] = 0
         elif mask is None:
-            text = f"{ACTION_MASK}: {source} returned none in its {self.found_in}, unlike the first"
-            raise invalid(f"{text} reset; give one each time, or leave them out", slot)
+            text = f"{ACTION_MASK}: {source} returned none in its {self.found_in}, where the first"
+            raise invalid(f"{text} reset had one; give one each time (or --no-action-mask)", slot)
         else:
             try:
                 allowed[:] = masks.allowed_choices(self._space, mask)

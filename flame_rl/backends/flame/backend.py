@@ -13,15 +13,8 @@ from flamepy.core import client
 from flamepy.core.types import FlameError
 
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends import dispatch
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import (
-    STOP_POLL_SECONDS,
-    Collected,
-    Listener,
-    Transport,
-    describe_by,
-    gather,
-)
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
@@ -72,7 +65,7 @@ class FlameBackend:
         says how long a task may take, and `stop` is set when the user asks to stop. Raises
         UsageError if no cluster answers, or the environment's module cannot be shipped, RunError if
         Flame opens no session."""
-        self.listener = Listener()
+        self.listener = dispatch.Listener()
         self._environment = environment
         self._settings = settings
         self._deadlines = deadlines
@@ -112,9 +105,9 @@ class FlameBackend:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         with contextlib.closing(Worker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
-            return describe_by(worker, environment, deadline, self._stop)
+            return dispatch.describe_by(worker, environment, deadline, self._stop)
 
-    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
@@ -122,7 +115,7 @@ class FlameBackend:
         finally:
             self._monitor.over()
 
-    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         try:
             self._began = time.monotonic()
@@ -137,7 +130,7 @@ class FlameBackend:
                 self._reopen(f"the weights could not be published: {error}")
             # However long they took, they came.
             self._began = time.monotonic()
-            transport = Transport(
+            transport = dispatch.Transport(
                 # The session of that moment, which changes.
                 lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
                 self._capacity.in_flight,
@@ -145,7 +138,7 @@ class FlameBackend:
                 self._transport_failed,
                 unusable=_UNUSABLE,
             )
-            collected = gather(request, transport, self._sizes, self._stop, self.listener)
+            collected = dispatch.gather(request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
         self._answers.tell(self._monitor.say)
@@ -315,7 +308,7 @@ class FlameBackend:
             self._reopen(failure.message)
         else:
             self._give_up_if_lost(failure.message)
-            self._stop.wait(STOP_POLL_SECONDS)
+            self._stop.wait(dispatch.STOP_POLL_SECONDS)
 
     def _give_up_if_lost(self, reason: str) -> None:
         """Tell of a silence; raises RunError, with the reason why there is no result, if the

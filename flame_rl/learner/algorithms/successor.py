@@ -16,16 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 import model
+from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import (
-    ActionValues,
-    apply_weights,
-    best_actions,
-    distributions,
-    huber,
-    of_actions,
-)
 from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
@@ -51,7 +44,7 @@ class Successor(GradientStep):
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model.action_values(spec, config, Returns(weights=self._weights))
-        self._psi = ActionValues(config, train(self.policy))
+        self._psi = values.ActionValues(config, train(self.policy))
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)
         self.columns = (
@@ -83,8 +76,8 @@ class Successor(GradientStep):
         """What the successor features should become, [B, P]."""
         output = self._psi.target.output({"inputs": samples["next_observations"]})
         psi = output.reshape(len(output), -1, len(self._weights))
-        best = best_actions(psi @ self._weights, samples)
-        chosen = of_actions(psi, best)
+        best = values.best_actions(psi @ self._weights, samples)
+        chosen = values.of_actions(psi, best)
         return samples["reward_parts"] + samples["discounts"][:, None] * chosen
 
 
@@ -103,13 +96,13 @@ def successor_loss(weights: np.ndarray) -> Loss:
     """
 
     def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
-        targets, chosen = distributions(samples, outputs, len(weights))
+        targets, chosen = values.distributions(samples, outputs, len(weights))
         errors, w = chosen - targets, weights.astype(chosen.dtype)
         numbers = {
-            "loss": huber(errors).sum(axis=1),
+            "loss": values.huber(errors).sum(axis=1),
             "td_error": np.abs(errors @ w),
             "value": chosen @ w,
         }
-        return apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
+        return values.apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
 
     return loss

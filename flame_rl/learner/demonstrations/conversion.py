@@ -26,14 +26,7 @@ from flame_rl.actor.environments.actions import action_converter, has_bounds
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.learner.training.frames import step_rows
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.inputs import (
-    OBSERVATIONS,
-    is_channels_first,
-    observation_columns,
-    observation_dtype,
-    observation_inputs,
-    observation_parts,
-)
+from flame_rl.wire import inputs
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from flame_rl.wire.spaces import choices_of
@@ -46,7 +39,7 @@ _ROUNDING = 1e-4
 def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int = 0) -> Episodes:
     """The episodes of a file's arrays, of whatever types and shapes, with P `parts`; see above.
     Raises UsageError if an array is missing or wrong; the text begins with its name."""
-    columns = observation_columns(spec.observation_space)
+    columns = inputs.observation_columns(spec.observation_space)
     known = {"actions", "rewards", ACTION_MASKS, REWARD_PARTS, *(each.name for each in columns)}
     known |= {"terminations", "truncations", "lengths"}
     if unknown := arrays.keys() - known:
@@ -80,7 +73,7 @@ def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray
     ends["terminations"][last] = episodes.terminated
     # Both may hold of a last step.
     ends["truncations"][last] = episodes.truncated & ~episodes.terminated
-    arrays = {n: a for n, a in episodes.columns.items() if n.startswith(OBSERVATIONS)}
+    arrays = {n: a for n, a in episodes.columns.items() if n.startswith(inputs.OBSERVATIONS)}
     taken = action_converter(spec.action_space)(episodes.actions)
     arrays |= {"actions": np.stack(taken), "rewards": episodes.rewards, **ends}
     if ACTION_MASKS in episodes.columns:
@@ -94,10 +87,10 @@ def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray
 def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[str, np.ndarray]:
     """Observations as an environment returns them, as the columns that actors record. Raises
     UsageError if one is not in the space."""
-    parts = observation_parts(space)
+    parts = inputs.observation_parts(space)
     rows = []
     for observation in observations:
-        rows.append(np.zeros(parts[-1].stop, observation_dtype(space)))
+        rows.append(np.zeros(parts[-1].stop, inputs.observation_dtype(space)))
         try:
             write_observation(parts, observation, rows[-1])
         except ValueError as error:
@@ -105,7 +98,7 @@ def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[st
     beside = np.stack(rows)
     return {
         each.name: np.ascontiguousarray(beside[:, each.start : each.stop]).astype(each.dtype)
-        for each in observation_inputs(space)
+        for each in inputs.observation_inputs(space)
     }
 
 
@@ -148,12 +141,14 @@ def _observations(
     arrays: dict[str, np.ndarray], space: gymnasium.Space, rows: int
 ) -> dict[str, np.ndarray]:
     found = {}
-    for column, each in zip(observation_columns(space), observation_inputs(space), strict=True):
+    for column, each in zip(
+        inputs.observation_columns(space), inputs.observation_inputs(space), strict=True
+    ):
         array = _numbers(arrays, column.name)
-        own = space if column.name == OBSERVATIONS else each.space
+        own = space if column.name == inputs.OBSERVATIONS else each.space
         as_returned = own is not None and array.shape[1:] == (own.shape or ())
         if as_returned and not isinstance(own, spaces.Dict | spaces.Tuple):
-            if not isinstance(own, spaces.Box) or is_channels_first(own):
+            if not isinstance(own, spaces.Box) or inputs.is_channels_first(own):
                 # Of the space alone, whose only input it is.
                 (array,) = flattened(own, array).values()
             array = array.reshape(len(array), -1)
@@ -200,7 +195,8 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
     wrong = ~np.take_along_axis(allowed, taken, axis=1).all(axis=1)
     if wrong.any():
         raise UsageError(
-            f"{ACTION_MASKS}: the mask of step {int(np.argmax(wrong))} forbids the action after it"
+            f"{ACTION_MASKS}: the action of step {int(np.argmax(wrong))} is one that its mask "
+            "forbids; a mask belongs to the observation before the action"
         )
 
 

@@ -37,7 +37,7 @@ class Demonstrations:
             episodes = self._read()
             if self._needs_masks and ACTION_MASKS not in episodes.columns:
                 raise UsageError(
-                    f"{ACTION_MASKS}: missing; record episodes with them, or use --no-action-mask"
+                    f"{ACTION_MASKS}: missing; targets need them: record them, or --no-action-mask"
                 )
             if expected is not None and (found := episodes_digest(episodes)) != expected:
                 raise UsageError(

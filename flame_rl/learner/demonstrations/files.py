@@ -20,12 +20,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
-from flame_rl.learner.demonstrations.conversion import (
-    REWARD_PARTS,
-    arrays_of,
-    episodes_of,
-    flattened,
-)
+from flame_rl.learner.demonstrations import conversion
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.rewards import Rewards
 from flame_rl.learner.state import REPLAY
@@ -54,7 +49,7 @@ def read_demonstrations(
         arrays = read_npz(path)
     else:
         arrays = _read_minari(source, spec)
-    collected = episodes_of(arrays, spec, len(experiment.reward_parts))
+    collected = conversion.episodes_of(arrays, spec, len(experiment.reward_parts))
     return rewards.shaped(collected, rewards.raw(collected))
 
 
@@ -62,7 +57,7 @@ def write_demonstrations(path: Path, episodes: Episodes, spec: EnvironmentSpec) 
     """Write collected episodes to an .npz file, which `--demonstrations` reads; the same ones give
     the same bytes. Raises UsageError if it cannot be written."""
     packed = io.BytesIO()
-    np.savez(packed, **arrays_of(episodes, spec))
+    np.savez(packed, **conversion.arrays_of(episodes, spec))
     with refused_as(UsageError, f"--record: {path} cannot be written"):
         write_atomically(path, packed.getvalue())
 
@@ -118,7 +113,7 @@ def _episodes_of_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
 
 
 def _needed(episodes: Episodes, spec: EnvironmentSpec, columns: Sequence[Column]) -> Episodes:
-    names = {REWARD_PARTS, *(column.name for column in columns)}
+    names = {conversion.REWARD_PARTS, *(column.name for column in columns)}
     kept = {name: array for name, array in episodes.columns.items() if name in names}
     if isinstance(spec.action_space, spaces.Box):
         # Recorded before they were clipped to their bounds, as the environment took them.
@@ -153,4 +148,4 @@ def _of_minari(episode: Any, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
         arrays[ACTION_MASKS] = np.asarray(masks).reshape(len(masks), -1)
     # Of a Dict or a Tuple, Minari has an array for each part.
     batched = batch_space(spec.observation_space, len(arrays["rewards"]) + 1)
-    return arrays | flattened(spec.observation_space, iterate(batched, observations))
+    return arrays | conversion.flattened(spec.observation_space, iterate(batched, observations))

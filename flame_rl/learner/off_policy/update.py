@@ -15,19 +15,13 @@ import numpy as np
 from gymnasium import spaces
 from torch import nn
 
+from flame_rl.learner import state
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import make_hindsight
 from flame_rl.learner.off_policy.replay.minibatches import Minibatches, NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.state import (
-    REPLAY,
-    Counter,
-    Stateful,
-    learning_rate_factor,
-    refuse_unless_finite,
-)
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train
@@ -59,12 +53,12 @@ class OffPolicy(Algorithm):
     observations: NormalizedObservations | None
     beta: float
     minibatches: Minibatches
-    steps: Counter = field(default_factory=Counter)
+    steps: state.Counter = field(default_factory=state.Counter)
 
     @property
-    def parts(self) -> dict[str, Stateful | nn.Module]:
+    def parts(self) -> dict[str, state.Stateful | nn.Module]:
         own = {} if self.observations is None else self.observations.parts
-        return {**self.inner.parts, **own, "gradient_steps": self.steps, REPLAY: self.replay}
+        return {**self.inner.parts, **own, "gradient_steps": self.steps, state.REPLAY: self.replay}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -106,7 +100,7 @@ class OffPolicy(Algorithm):
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
-        decay = learning_rate_factor(settings.learning_rate_decay, progress)
+        decay = state.learning_rate_factor(settings.learning_rate_decay, progress)
         due = gradient_steps_due(settings, replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
@@ -133,7 +127,7 @@ class OffPolicy(Algorithm):
             steps = self.inner.steps(drawn, generator, decay)
             for own, numbers in zip(positions, steps, strict=True):
                 # NaN is no priority, and further steps would be in vain.
-                refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
+                state.refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
                 self.replay.prioritize(own, numbers["td_error"][: len(own)])
                 yield numbers
             number -= count

@@ -53,7 +53,8 @@ class ReplayMemory:
         self.needs = capacity_in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
-                f"--capacity: {self.needs}, of {physical_bytes() / 1e9:.1f} GB here; choose less"
+                f"--capacity: {self.needs}, and this machine or container has "
+                f"{physical_bytes() / 1e9:.1f} GB; choose a smaller capacity"
             )
         self.store = ReplayStore(columns, capacity, frames)
         self._priorities = None if alpha is None else PrioritizedSampler(self.store, alpha)
@@ -217,6 +218,6 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
     """Raise UsageError if an episode of `steps` steps does not fit into the replay memory."""
     if steps > capacity:
         raise UsageError(
-            f"--capacity: {capacity} steps hold no episode of {steps}; begin anew with more, or "
-            "with --max-episode-steps"
+            f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
+            "begin a new run with more, or with --max-episode-steps"
         )
