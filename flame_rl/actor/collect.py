@@ -80,11 +80,8 @@ class _Play:
 
     In a lock step, every running slot observes, acts and steps, each in an episode of its own. When
     all have ended, they are cut out of the blocks. Where K agents play together, every K slots are
-    a group, and so are every K episodes.
-
-    Attributes:
-        running: int [n], the slots that play, ascending.
-        ended, env_steps: the numbers of episodes that have ended, and of env steps.
+    a group, and so are every K episodes. `running`: int [n], the slots that play, ascending.
+    `ended`, `env_steps`: the numbers of episodes that have ended, and of env steps.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:

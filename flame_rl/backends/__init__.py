@@ -9,11 +9,8 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class Backend(Protocol):
-    """What the training loop requires of a backend.
-
-    Attributes:
-        listener: receives progress, and what a cluster is waited for.
-    """
+    """What the training loop requires of a backend. `listener`: receives progress, and what a
+    cluster is waited for."""
 
     listener: Listener
 

@@ -79,11 +79,8 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-
-    Attributes:
-        algorithm: see `Algorithm`.
-        rewards: makes of collected episodes those that `update` learns from.
-    """
+    `algorithm`: see `Algorithm`. `rewards`: makes of collected episodes those that `update` learns
+    from."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
         self.algorithm, self.rewards = algorithm, rewards

@@ -27,11 +27,7 @@ class Stateful(Protocol):
 
 
 class Counter:
-    """A count; `Stateful`.
-
-    Attributes:
-        count: so far.
-    """
+    """A count; `Stateful`. `count`: so far."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -15,12 +15,8 @@ from flame_rl.wire.messages import Layer
 
 
 class LayerModule(nn.Module):
-    """A torch module that is also a kind of layer in flame_rl/nets/.
-
-    Attributes:
-        kind: the name of that kind. A class that says it in its own body computes what the kind
-            does.
-    """
+    """A torch module that is also a kind of layer in flame_rl/nets/. `kind`: the name of that kind.
+    A class that says it in its own body computes what the kind does."""
 
     kind: str
 
@@ -106,12 +102,8 @@ class Activation(LayerModule):
 class Convolution(LayerModule, nn.Conv2d):
     """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
     are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
-    places across * filters].
-
-    Attributes:
-        size: rows, columns and channels of a picture.
-        output_size: the same of the output: places down and across, and filters.
-    """
+    places across * filters]. `size`: rows, columns and channels of a picture. `output_size`: the
+    same of the output: places down and across, and filters."""
 
     kind = "convolution"
 
@@ -138,13 +130,9 @@ class Convolution(LayerModule, nn.Conv2d):
 
 
 class Branches(nn.Module):
-    """Inputs side by side, each through layers of its own: float32 [..., sum of widths] ->
-    [..., sum of the outputs' widths].
-
-    Attributes:
-        widths: of the inputs.
-        branches: the layers of each input; without any, it stays as it is.
-    """
+    """Inputs side by side, each through layers of its own: float32 [..., sum of widths] -> [...,
+    sum of the outputs' widths]. `widths`: of the inputs. `branches`: the layers of each input;
+    without any, it stays as it is."""
 
     def __init__(self, widths: Sequence[int], branches: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()

@@ -26,12 +26,8 @@ Preprocessing = tuple[nn.Module, nn.Module]
 
 
 class ObservationNetwork(nn.Module):
-    """Layers after the preprocessing of observations.
-
-    Attributes:
-        frames, normalizer: see `Preprocessing`.
-        network: the layers.
-    """
+    """Layers after the preprocessing of observations. `frames`, `normalizer`: see `Preprocessing`.
+    `network`: the layers."""
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -86,13 +82,9 @@ class PolicyNetwork(ObservationNetwork):
 
 class CategoricalPolicy(PolicyNetwork):
     """A choice, or several independent ones: the network gives the logits of one factor after
-    another. A loss sees log-probabilities of "actions" and entropies, both summed over the
-    factors, float32 [B] each; where samples have masks, over what these allow.
-
-    Attributes:
-        choices: the number of choices of each factor.
-        factored: whether actions have a dimension for the factors.
-    """
+    another. A loss sees log-probabilities of "actions" and entropies, both summed over the factors,
+    float32 [B] each; where samples have masks, over what these allow. `choices`: the number of
+    choices of each factor. `factored`: whether actions have a dimension for the factors."""
 
     def __init__(
         self,
@@ -197,11 +189,7 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
 
 class ActionValueNetwork(PolicyNetwork):
     """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
-    Z]. Actors take the action of greatest value.
-
-    Attributes:
-        returns: what the Z numbers are.
-    """
+    Z]. Actors take the action of greatest value. `returns`: what the Z numbers are."""
 
     def __init__(
         self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
@@ -240,11 +228,8 @@ class ActionValueNetwork(PolicyNetwork):
 
 class ValueNetwork(ObservationNetwork):
     """The return that follows an observation. A loss sees it in units of reward, float32 [B].
-
-    Attributes:
-        scale: the size of returns, set by the learner: the layers work near 1, in any unit of
-            reward; see `rescale`. It is 0 before the first update, and so is every value.
-    """
+    `scale`: the size of returns, set by the learner: the layers work near 1, in any unit of reward;
+    see `rescale`. It is 0 before the first update, and so is every value."""
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
         super().__init__(preprocessing, layers)

@@ -16,11 +16,7 @@ from flame_rl.modules.layers import LayerModule
 
 
 class _Memory(LayerModule):
-    """What both kinds share.
-
-    Attributes:
-        burnt_in: see `burning_in`.
-    """
+    """What both kinds share. `burnt_in`: see `burning_in`."""
 
     burnt_in: Tensor | None = None
 

@@ -176,10 +176,7 @@ class States:
     """The state of each layer with a memory, for each slot: that of the slot's episode.
 
     It is float32 between steps, whatever type a layer computes in, so that a recorded state is the
-    one that acted.
-
-    Attributes:
-        arrays: float32 [W, ...], one for each layer with a memory, in order.
+    one that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], slots: int) -> None:

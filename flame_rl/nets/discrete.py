@@ -60,11 +60,8 @@ class FactoredHead(HeadKind):
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution: the output is its logits; actions are int32 [B].
-
-    Attributes:
-        width: A, the number of choices.
-    """
+    """A categorical distribution: the output is its logits; actions are int32 [B]. `width`: A, the
+    number of choices."""
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}

@@ -8,11 +8,8 @@ class UsageError(Exception):
 
 class RunError(Exception):
     """A run could not go on after it began; the message says what was tried. The command line
-    answers it with exit code 1, after saving what was learned.
-
-    Attributes:
-        episode: the index of the one training episode that is to blame, if there is one.
-    """
+    answers it with exit code 1, after saving what was learned. `episode`: the index of the one
+    training episode that is to blame, if there is one."""
 
     def __init__(self, message: str, episode: int | None = None) -> None:
         super().__init__(message)

@@ -186,7 +186,6 @@ def random_play(
     simulator: EnvironmentsSimulator, spec: EnvironmentSpec, seconds: float, at_bounds: bool = False
 ) -> dict[str, Any]:
     """Play up to a hundred episodes of random actions, or of the least and the greatest numbers.
-
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
         truncated, returns, lengths: of the episodes, of each agent, that ended.

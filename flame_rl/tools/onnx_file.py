@@ -37,11 +37,7 @@ _CHECK_ROWS = 1024
 
 class ExportedPolicy(nn.Module):
     """A policy as other programs use it: [B, D] -> the outputs that docs/training.md lists.
-
-    Attributes:
-        snapshot: the same policy for actors.
-        outputs: the names of its outputs, in order.
-    """
+    `snapshot`: the same policy for actors. `outputs`: the names of its outputs, in order."""
 
     def __init__(
         self, policy: nn.Module, snapshot: PolicySnapshot, first: nn.Module | None = None

@@ -185,12 +185,9 @@ Stream = Literal["training", "validation", "evaluation"]
 @dataclass(frozen=True)
 class Column:
     """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
-    fields contradict each other.
-
-    Attributes:
-        per_observation: whether an episode of T steps has T+1 rows; otherwise it has T.
-        choices: the number of values, counted from 0, of each integer of a row; empty: any.
-    """
+    fields contradict each other. `per_observation`: whether an episode of T steps has T+1 rows;
+    otherwise it has T. `choices`: the number of values, counted from 0, of each integer of a row;
+    empty: any."""
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]

@@ -220,12 +220,8 @@ class ExecutorMonitor:
 class Answers:
     """What is known of all answers of a run, and what their executors run, as they say with each,
     beside what this machine runs. Heard by the threads that fetch answers, asked by the one that
-    collects.
-
-    Attributes:
-        last_result: when the last episodes came, in monotonic seconds.
-        dropped: the number of answers that came when nobody waited for them any more.
-    """
+    collects. `last_result`: when the last episodes came, in monotonic seconds. `dropped`: the
+    number of answers that came when nobody waited for them any more."""
 
     def __init__(self) -> None:
         self.last_result, self.dropped = 0.0, 0

@@ -32,12 +32,8 @@ TIMES_THE_LAST = 10.0
 
 
 class Session:
-    """One session of the application.
-
-    Attributes:
-        id: Flame's name of it.
-        failures: the number of tasks that failed on the way, not in a simulator.
-    """
+    """One session of the application. `id`: Flame's name of it. `failures`: the number of tasks
+    that failed on the way, not in a simulator."""
 
     def __init__(
         self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers

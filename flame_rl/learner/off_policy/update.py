@@ -139,14 +139,10 @@ def off_policy(
     make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
     demonstrations: Demonstrations | None = None,
 ) -> OffPolicy:
-    """The algorithm that `make` makes with new networks, over a replay memory.
-
-    Raises:
-        UsageError: the algorithm is not for these actions, not for networks with a memory, or not
-            for demonstrations; hindsight is not for this environment; the replay memory does not
-            fit into this machine's, or an episode that reaches its time limit does not fit into the
-            replay memory.
-    """
+    """The algorithm that `make` makes with new networks, over a replay memory. Raises UsageError:
+    the algorithm is not for these actions, not for networks with a memory, or not for
+    demonstrations; hindsight is not for this environment; the replay memory does not fit into this
+    machine's, or an episode that reaches its time limit does not fit into the replay memory."""
     inner, settings = make(config, spec, in_training), config.algorithm
     _refuse_other_actions(inner, spec)
     if not inner.remembers and config.experiment.memory != "none":

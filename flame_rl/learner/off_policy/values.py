@@ -36,13 +36,8 @@ _PAIRS = 60_000
 
 
 class ActionValues:
-    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015,
-    "Human-Level Control through Deep Reinforcement Learning").
-
-    Attributes:
-        online: Q, in training.
-        target: Q'.
-    """
+    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015, "Human-Level
+    Control through Deep Reinforcement Learning"). `online`: Q, in training. `target`: Q'."""
 
     def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
         """Q in training, whose output is [B, A] or more numbers for each action. The algorithm has

@@ -36,11 +36,8 @@ os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
-    """The device that `--device` stands for on this machine.
-
-    Raises:
-        UsageError: a card is asked for, and torch finds none.
-    """
+    """The device that `--device` stands for on this machine. Raises UsageError: a card is asked
+    for, and torch finds none."""
     wanted = config.execution.device
     if wanted == "auto":
         return "cuda" if prefers_card(config, spec) and torch.cuda.is_available() else "cpu"

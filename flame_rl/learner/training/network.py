@@ -55,11 +55,8 @@ class NativeLoss:
 
 
 class Pass(Protocol):
-    """A forward pass through a network, for one backward pass.
-
-    Attributes:
-        outputs: the network's outputs, float32 [B, ...] each.
-    """
+    """A forward pass through a network, for one backward pass. `outputs`: the network's outputs,
+    float32 [B, ...] each."""
 
     outputs: tuple[np.ndarray, ...]
 

@@ -24,12 +24,8 @@ _FAR = 100
 
 class RunningMoments:
     """Mean and variance of all rows seen so far, in float64 (Chan et al. 1979, "Updating Formulae
-    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3).
-
-    Attributes:
-        count: number of rows.
-        mean: float64 [D].
-    """
+    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3). `count`: number of rows.
+    `mean`: float64 [D]."""
 
     def __init__(self, width: int) -> None:
         self.count = 0

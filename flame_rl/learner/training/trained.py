@@ -59,12 +59,8 @@ class TrainedNetwork:
 
 class TargetNetwork:
     """A slower copy of a network in training, whose values are learned from (Mnih et al. 2015,
-    "Human-Level Control through Deep Reinforcement Learning").
-
-    Attributes:
-        module: the copy.
-        parameters: its own, float32 [P].
-    """
+    "Human-Level Control through Deep Reinforcement Learning"). `module`: the copy. `parameters`:
+    its own, float32 [P]."""
 
     def __init__(self, trained: TrainedNetwork) -> None:
         self.module = copy.deepcopy(trained.module)

@@ -79,10 +79,7 @@ class GoalFunctions:
 
     Which goals end an episode says its `compute_terminated` or, as in panda-gym, whose episodes
     terminate with a success, its `task.is_success`. Where it has neither, no goal ends one, and
-    episodes that terminate are refused.
-
-    Attributes:
-        places: where the goals are in an observation.
+    episodes that terminate are refused. `places`: where the goals are in an observation.
     """
 
     def __init__(self, environment: Environment, places: GoalPlaces) -> None:

@@ -85,11 +85,8 @@ class Record:
 class Journal:
     """Appends episodes to the newest segment, and begins another when that is large enough.
 
-    `restore` comes first; `read` alone leaves the folder as it is.
-
-    Attributes:
-        folder: of the segments.
-        columns: what every step must have; more are kept as they are.
+    `restore` comes first; `read` alone leaves the folder as it is. `folder`: of the segments.
+    `columns`: what every step must have; more are kept as they are.
     """
 
     def __init__(
