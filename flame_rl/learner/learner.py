@@ -34,7 +34,7 @@ class Algorithm(Protocol):
             A replay memory is named `REPLAY`, see state.py.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
         notices: what a person should know when a run begins.
-        demonstrations: what else it learns from, see demonstrations/demonstrations.py.
+        demonstrations: what else it learns from, see demonstrations/files.py.
         lag: by how many updates the policy that collects is older than the latest one.
     """
 

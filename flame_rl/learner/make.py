@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,7 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
-    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+    from flame_rl.learner.demonstrations.files import Demonstrations
     from flame_rl.learner.off_policy.gradient_step import GradientStep
     from flame_rl.learner.on_policy.update import Update
 
@@ -43,12 +42,10 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:
         # Here and not above: few runs have any.
-        from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-        from flame_rl.learner.demonstrations.files import read_demonstrations
+        from flame_rl.learner.demonstrations.files import Demonstrations
 
-        read = partial(read_demonstrations, config.experiment, spec, rewards)
         needs_masks = spec.masked and isinstance(config.algorithm, Replay)
-        demonstrations = Demonstrations(config.experiment, read, needs_masks)
+        demonstrations = Demonstrations(config.experiment, spec, rewards, needs_masks)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     device = choose_device(config, spec)

@@ -6,6 +6,7 @@ used, and whatever is wrong raises `WireError`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from flame_rl.wire.messages import (
     ABOUT_EPISODES,
     CollectFailure,
     CollectRequest,
+    Column,
     Environment,
     EnvironmentSpec,
     Episodes,
@@ -43,7 +45,7 @@ def decode_snapshot(data: Buffer) -> PolicySnapshot:
     snapshot = from_data(PolicySnapshot, header)
     for place, layer in enumerate((*snapshot.layers, snapshot.head)):
         for name in layer.arrays:
-            layer.arrays[name] = _take(arrays, f"{place}.{name}")
+            layer.arrays[name] = take_array(arrays, f"{place}.{name}")
     _refuse_others(arrays)
     return snapshot
 
@@ -55,7 +57,7 @@ def encode_request(request: CollectRequest) -> bytes:
 
 def decode_request(data: Buffer) -> CollectRequest:
     header, arrays = unpack(data, "request")
-    indices = _take(arrays, "indices", "int64")
+    indices = take_array(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
     _refuse_others(arrays)
@@ -87,24 +89,32 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     if header != _question(request):
         raise WireError("these episodes are of another run, iteration or policy")
     asked = np.repeat(request.indices, request.agents)
-    count = len(asked)
-    about = {name: _take(arrays, name, dtype, (count,)) for name, dtype in ABOUT_EPISODES.items()}
-    if (about["index"] != asked).any():
-        found = about["index"].tolist()[:20]
+    episodes = take_episodes(arrays, len(asked), request.columns, "columns.")
+    if (episodes.index != asked).any():
+        found = episodes.index.tolist()[:20]
         raise WireError(f"index: not the episodes that were asked for: {found}")
-    if about["lengths"].min() < 1 or about["lengths"].max() > 1 << 40:
+    _refuse_others(arrays)
+    return episodes
+
+
+def take_episodes(
+    arrays: dict[str, np.ndarray], count: int, columns: Sequence[Column], prefix: str
+) -> Episodes:
+    """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
+    WireError unless there are `count`, as the columns say."""
+    about = {n: take_array(arrays, n, t, (count,)) for n, t in ABOUT_EPISODES.items()}
+    lengths = about["lengths"]
+    if count == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
         raise WireError("lengths: an episode has at least one step")
     if not (about["terminated"] | about["truncated"]).all():
         raise WireError("terminated, truncated: an episode ends by one of them")
-    steps, columns = int(about["lengths"].sum()), {}
-    for column in request.columns:
-        rows = steps + count * column.per_observation
-        name = f"columns.{column.name}"
-        array = _take(arrays, name, column.dtype, (rows, *column.shape))
+    steps, found = int(lengths.sum()), {}
+    for column in columns:
+        rows, name = steps + count * column.per_observation, prefix + column.name
+        array = take_array(arrays, name, column.dtype, (rows, *column.shape))
         column.refuse_other_choices(name, array)
-        columns[column.name] = array
-    _refuse_others(arrays)
-    return Episodes(**about, columns=columns)
+        found[column.name] = array
+    return Episodes(**about, columns=found)
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
@@ -154,7 +164,7 @@ def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
     return header
 
 
-def _take(
+def take_array(
     arrays: dict[str, np.ndarray],
     name: str,
     dtype: str | None = None,

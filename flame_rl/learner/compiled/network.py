@@ -55,23 +55,6 @@ class CompiledHead:
     scale: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class QTarget:
-    """The target network of action values.
-
-    Attributes:
-        parameters: float32 [P], in the order of those in training; they change in place.
-        double: whether the network in training chooses the actions that this one values.
-        period: it moves after every that many gradient steps.
-        tau: the share by which it moves.
-    """
-
-    parameters: np.ndarray
-    double: bool
-    period: int
-    tau: float
-
-
 class CompiledNetwork(Network):
     """See `flame_rl.learner.training.network.Network`."""
 
@@ -176,7 +159,7 @@ class CompiledNetwork(Network):
         return [dict(zip(names, row, strict=True)) for row in metrics[:done, kept].tolist()]
 
     def q_steps(
-        self, samples: Samples, adam: Adam, target: QTarget, config: StepConfig
+        self, samples: Samples, adam: Adam, target: core.Target, config: StepConfig
     ) -> dict[str, np.ndarray]:
         """Gradient steps down `q_loss`, on K minibatches; the target network follows.
 
@@ -184,7 +167,9 @@ class CompiledNetwork(Network):
             samples: as `flame_rl.learner.off_policy.replay.views.n_step` returns them, but
                 [K, B, ...]; perhaps with "weights".
             adam: of the network, whose output is [B, A].
-            target: the network of the targets.
+            target: the network of the targets: where its parameters are, which change in place;
+                after how many gradient steps it moves, and by which share; and whether the network
+                in training chooses the actions that it values.
             config: has no KL limit.
 
         Returns:
@@ -196,10 +181,9 @@ class CompiledNetwork(Network):
         slice_rows = self._even(rows)
         columns = self._columns(flat, flat, count * rows)
         minibatches = core.Epoch(columns, None, None, count * rows, count, slice_rows)
-        follower = core.Target(address(target.parameters), target.period, target.double, target.tau)
         factors = np.array(adam.factors(count, config.learning_rate))
         metrics = np.empty((count, 3, rows), np.float32)
-        structs = self._network, minibatches, _optimizer(adam, config), follower
+        structs = self._network, minibatches, _optimizer(adam, config), target
         scratch = np.empty(2 * slice_rows, np.int64)
         arrays = factors, self._workspace(slice_rows), scratch, metrics
         for begin, end in _calls(count, rows, adam):

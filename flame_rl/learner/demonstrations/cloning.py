@@ -11,7 +11,7 @@ from torch import nn
 
 import model
 from flame_rl.learner.algorithms.bc import bc
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import PolicyTraining
 from flame_rl.learner.on_policy.batch import make_batch

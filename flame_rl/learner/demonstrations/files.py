@@ -1,5 +1,5 @@
-"""Where demonstrations come from: an .npz file, the replay memory of a run, or a Minari dataset;
-and writing an .npz file.
+"""The demonstrations of a run, which stay the same, and where they come from: an .npz file, the
+replay memory of a run, or a Minari dataset; and writing an .npz file.
 
 An .npz file is untrusted: its unpacked size is bounded before it is read, and nothing is unpickled.
 """
@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
 from flame_rl.learner.demonstrations import conversion
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.rewards import Rewards
-from flame_rl.learner.state import REPLAY
+from flame_rl.learner.state import REPLAY, arrays_digest
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, refused_as, why_refused, write_atomically
@@ -36,21 +37,78 @@ from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, concatenat
 _MOST_UNPACKED = 1 << 30
 
 
-def read_demonstrations(
-    experiment: Experiment, spec: EnvironmentSpec, rewards: Rewards
-) -> Episodes:
-    """The episodes that the settings name, with shaped rewards. Raises UsageError if they cannot be
-    read or do not fit the environment."""
-    source = experiment.demonstrations
-    path = Path(source)
-    if path.is_dir():
-        return _episodes_of_run(path, spec)
-    if path.suffix == ".npz" or path.exists():
-        arrays = read_npz(path)
-    else:
-        arrays = _read_minari(source, spec)
-    collected = conversion.episodes_of(arrays, spec, len(experiment.reward_parts))
-    return rewards.shaped(collected, rewards.raw(collected))
+class Demonstrations:
+    """Whole episodes that somebody has played before the run.
+
+    They are read when they are first needed: who evaluates a run needs none. Checkpoints hold
+    nothing of them; config.json has the digest of their content, whatever kind of file it is in.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: EnvironmentSpec,
+        rewards: Rewards,
+        needs_masks: bool = False,
+    ) -> None:
+        """`experiment` names them, with the digest if the run has begun; `rewards` makes those that
+        are learned from; `needs_masks` says whether masks of actions must be there, too."""
+        self._experiment, self._spec, self._rewards = experiment, spec, rewards
+        self._needs_masks = needs_masks
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The episodes, with the rewards that are learned from. Raises UsageError if they cannot be
+        read, do not fit the environment, or are not those with which the run began."""
+        source, expected = self._experiment.demonstrations, self._experiment.demonstrations_digest
+        try:
+            episodes = self._read()
+            if self._needs_masks and ACTION_MASKS not in episodes.columns:
+                raise UsageError(
+                    f"{ACTION_MASKS}: missing; targets need them: record them, or --no-action-mask"
+                )
+            if expected is not None and (found := episodes_digest(episodes)) != expected:
+                raise UsageError(
+                    f"not what the run began with: the digest is {found[:12]}…, and config.json "
+                    f"has {expected[:12]}…; put the same file back, or begin a new run"
+                )
+        except UsageError as error:
+            raise UsageError(f"--demonstrations: {source}: {error}") from error
+        return episodes
+
+    def _read(self) -> Episodes:
+        source, spec, rewards = self._experiment.demonstrations, self._spec, self._rewards
+        path = Path(source)
+        if path.is_dir():
+            return _episodes_of_run(path, spec)
+        if path.suffix == ".npz" or path.exists():
+            arrays = read_npz(path)
+        else:
+            arrays = _read_minari(source, spec)
+        collected = conversion.episodes_of(arrays, spec, len(self._experiment.reward_parts))
+        return rewards.shaped(collected, rewards.raw(collected))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the episodes, in hexadecimal. Raises UsageError as `episodes` does."""
+        return self._experiment.demonstrations_digest or episodes_digest(self.episodes)
+
+    @property
+    def notice(self) -> str:
+        """What they are, in words. Raises UsageError as `episodes` does."""
+        episodes = self.episodes
+        returns = [episode.rewards.sum() for episode in episodes]
+        return (
+            f"Demonstrations: {len(episodes):,} episodes of {episodes.steps:,} steps, mean return "
+            f"{np.mean(returns):.1f}"
+        )
+
+
+def episodes_digest(episodes: Episodes) -> str:
+    """SHA-256 in hexadecimal over lengths, ends and columns of episodes."""
+    columns = {f"column {name}": array for name, array in episodes.columns.items()}
+    ends = {"lengths": episodes.lengths, "terminated": episodes.terminated}
+    return arrays_digest(ends | columns)
 
 
 def write_demonstrations(path: Path, episodes: Episodes, spec: EnvironmentSpec) -> None:

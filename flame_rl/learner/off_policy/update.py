@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl.learner import state
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import make_hindsight

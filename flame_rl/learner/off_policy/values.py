@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.compiled.network import CompiledNetwork, QTarget
+from flame_rl.learner.compiled.library import Target, address
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
@@ -91,7 +92,8 @@ class ActionValues:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
         settings = self._settings
-        target = QTarget(self.target.parameters, double, self._target_period, settings.tau)
+        where = address(self.target.parameters)
+        target = Target(where, self._target_period, double, settings.tau)
         config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
         columns = self.online.network.q_steps(samples, self.online.adam, target, config)
         names, rows = columns.keys(), zip(*columns.values(), strict=True)

@@ -20,9 +20,9 @@ from flame_rl.learner.demonstrations.conversion import (
     episodes_of,
     flattened,
 )
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations, episodes_digest
 from flame_rl.learner.demonstrations.files import (
-    read_demonstrations,
+    Demonstrations,
+    episodes_digest,
     read_npz,
     write_demonstrations,
 )
@@ -61,7 +61,7 @@ def write(path, found: dict[str, np.ndarray]) -> str:
 
 def demonstrations(source: str, spec: EnvironmentSpec) -> Demonstrations:
     experiment = Experiment(demonstrations=source)
-    return Demonstrations(experiment, lambda: read_demonstrations(experiment, spec, OWN))
+    return Demonstrations(experiment, spec, OWN)
 
 
 def test_episodes_are_cut_where_they_end(tmp_path):

@@ -18,16 +18,17 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
+from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.system.files import sync
-from flame_rl.wire.fields import WireError, Within, value_from_data
+from flame_rl.wire.codec import take_array, take_episodes
+from flame_rl.wire.fields import Within, value_from_data
 from flame_rl.wire.messages import ABOUT_EPISODES, Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
@@ -230,22 +231,10 @@ def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Epis
     before, steps_before = (
         value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
     )
-    count = arrays.get("lengths", np.zeros(0)).shape[:1]
-    about = {name: arrays.pop(name, None) for name in ABOUT_EPISODES}
-    for name, dtype in ABOUT_EPISODES.items():
-        if about[name] is None or (about[name].dtype, about[name].shape) != (dtype, count):
-            raise WireError(f"{name}: not {dtype}, one for each episode")
-    if not (about["terminated"] | about["truncated"]).all():
-        raise WireError("terminated, truncated: an episode ends by one of them")
-    named = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
-    episodes = Episodes(**about, columns=named)
-    check_columns(columns, episodes)
-    for name, array in named.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise WireError(f"{_COLUMN}{name}: not finite")
-    for column in columns:
-        column.refuse_other_choices(f"{_COLUMN}{column.name}", named[column.name])
-    return before, steps_before, episodes
+    count = np.size(arrays.get("lengths", ()))
+    episodes = take_episodes(arrays, count, columns, _COLUMN)
+    others = {name.removeprefix(_COLUMN): take_array(arrays, name) for name in [*arrays]}
+    return before, steps_before, replace(episodes, columns=episodes.columns | others)
 
 
 def _write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:

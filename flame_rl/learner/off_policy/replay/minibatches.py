@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import Relabelling
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory
