@@ -9,8 +9,7 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class Backend(Protocol):
-    """What the training loop requires of a backend. `listener`: receives progress, and what a
-    cluster is waited for."""
+    """What the training loop requires of a backend. `listener`: hears of progress and waits."""
 
     listener: Listener
 

@@ -79,8 +79,7 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-    `algorithm`: see `Algorithm`. `rewards`: makes of collected episodes those that `update` learns
-    from."""
+    `algorithm`: see `Algorithm`. `rewards`: makes what `update` learns from."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
         self.algorithm, self.rewards = algorithm, rewards
@@ -155,8 +154,7 @@ class Learner:
         return _arrays_of(self.parts) | {"updates": np.array(self._updates)}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
-        if it does not fit."""
+        """Copy what `state_dict` returned. Raises as `Stateful.load_state_dict`."""
         for name, part in self.parts.items():
             load_part(part, part_of(state, name))
         self._updates = count_in(state, "updates")

@@ -1,5 +1,4 @@
-"""Makes a learner: the table of the algorithms. Each is imported when it is chosen, with what it
-needs alone."""
+"""Makes a learner: the table of the algorithms. Each is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     """A learner with the configured algorithm; its initial weights follow from the seed. Raises
-    UsageError if the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-    card."""
+    UsageError if the algorithm, or `make_rewards`, refuses the settings, or no card is there."""
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:

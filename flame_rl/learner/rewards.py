@@ -72,8 +72,7 @@ class Rewards:
         return dict(zip(self.outcomes, means.tolist(), strict=True))
 
     def raw_return(self, episode: Episode) -> float:
-        """The undiscounted sum of the raw rewards in a collected episode. Raises UsageError as
-        `raw` does."""
+        """The sum of the raw rewards of a collected episode. Raises UsageError as `raw` does."""
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
     def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
@@ -178,8 +177,7 @@ def raised_by(what: str, error: BaseException, note: str = "") -> UsageError:
 
 
 def import_function(setting: str, name: str) -> Callable[..., Any]:
-    """The user's function or class `module:function`. Raises UsageError, which names the setting's
-    flag."""
+    """The user's function or class `module:function`. Raises UsageError with the setting's flag."""
     module, _, attribute = name.rpartition(":")
     try:
         function = getattr(importlib.import_module(module), attribute, None)

@@ -117,14 +117,12 @@ class ActingPolicy:
     def draw_noise(
         self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
     ) -> np.ndarray:
-        """The noise of an episode's next steps; the bits do not depend on how many are drawn at a
-        time.
+        """The noise of an episode's next steps, whose bits do not depend on how many are drawn.
 
         Args:
             generator: the episode's own.
             steps: the number of steps.
-            before: float64 [noise_width], the noise of the step before these; None: the episode
-                begins.
+            before: float64 [noise_width], the noise of the step before; None: a first step.
 
         Returns:
             float64 [steps, noise_width].

@@ -1,5 +1,4 @@
-"""metrics.csv and evaluations.csv, which a rerun reproduces to the byte, and timing.csv, which it
-does not."""
+"""metrics.csv and evaluations.csv, the same bytes in a rerun, and timing.csv, which is not."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ Settings = dict[str, str | float | bool]
 
 
 def numbers_of(result: IterationResult) -> dict[str, Mapping[str, float]]:
-    """Returns, metrics of the update, the evaluation where there was one, and times, each group by
-    name."""
+    """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
     timing = result.timing
     rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
     groups: dict[str, Mapping[str, float]] = {
@@ -65,8 +64,7 @@ class TrackedRun:
 
 class TrackReporter:
     """Logs every iteration. The tracker is asked for at the first one, so that one that fails is
-    left out as any reporter is. It has a thread of its own: the run does not wait for one that
-    blocks."""
+    left out as any reporter is. It has a thread of its own: no run waits for one that blocks."""
 
     def __init__(
         self, folder: Path, config: TrainConfig, tracker: str, stop: threading.Event

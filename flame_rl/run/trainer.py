@@ -215,8 +215,7 @@ class Trainer:
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
         """Continue the run that `config.output.resume` names, a folder or a checkpoint in one, or
         begin. `found` is what `find_checkpoint` returned for it, if it was called. Raises
-        UsageError if no checkpoint can be used, or the newest sound one does not fit config.json or
-        model.py."""
+        UsageError if no checkpoint can be used, or it does not fit config.json or model.py."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")

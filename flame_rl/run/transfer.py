@@ -221,8 +221,7 @@ def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[
     are counted from the first with arrays: the one that selects --policy-observations has none.
     Copies of networks, such as target networks, are copies again.
 
-    Returns the names of the parts of which something was taken, none if no weights fit; and why
-    layers were not.
+    Returns the parts of which something was taken, none if no weights fit; and why layers were not.
     """
     from flame_rl.learner.learner import modules_in
 

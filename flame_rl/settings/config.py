@@ -268,8 +268,7 @@ def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
 def _by_section(
     kinds: dict[str, type], settings: dict[str, Any], algorithm: str
 ) -> dict[str, dict[str, Any]]:
-    """The settings of each section, by the fields of its class. Raises UsageError for a setting
-    that none has."""
+    """The settings of each section, by the fields of its class. Raises UsageError for others."""
     sections = {name: section for section, kind in kinds.items() for name in names_of(kind)}
     values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     for name, value in settings.items():

@@ -125,8 +125,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
     """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
-    run that fails does not end the others, and one that has begun goes on; once `stop` is set, all
-    are saved.
+    run that fails does not end the others, and one that has begun goes on; all are saved at `stop`.
 
     Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
     has --seed, too, or if a folder cannot be used.

@@ -106,8 +106,7 @@ class TuneFlags:
 
 @dataclass(frozen=True)
 class Study(TuneFlags):
-    """What study.json holds: these flags, and as `words` the command line without them, --output
-    and --resume."""
+    """What study.json holds: these flags, and as `words` the command line without them."""
 
     words: tuple[str, ...] = ()
 

@@ -119,8 +119,7 @@ def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
 
     Raises:
         RunError: trials fail from the first on.
-        UsageError: the command has a mistake, which the first trial found; or a file of the study
-            is damaged.
+        UsageError: the command has a mistake, which the first trial found, or a file is damaged.
     """
     study = open_study(search)
     playing = deque(

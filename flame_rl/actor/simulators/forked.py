@@ -64,8 +64,7 @@ def _write(descriptor: int, values: dict[str, Any]) -> None:
 
 
 def own_bytes() -> int:
-    """What no file backs, now, and so all that a fork has from its beginning; 0 where the system
-    does not tell."""
+    """What no file backs, now, and so all that a fork has from its beginning; 0: unknown."""
     return _in_status("RssAnon") or 0
 
 

@@ -84,8 +84,7 @@ class Session:
             self._janitor.remember("cache", self._weights.endpoint)
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
-        """Send an encoded request for that number of episodes; returns the future of the encoded
-        answer."""
+        """Send an encoded request for that number of episodes: the future of its encoded answer."""
         began = time.monotonic()
         limits = deadlines.limits(episodes)
         weights = json.dumps(asdict(self._weights))

@@ -56,8 +56,7 @@ class Successor(GradientStep):
         return {"epsilon": self._psi.epsilon(env_steps)}
 
     def record(self, episodes: Episodes) -> Episodes:
-        """The episodes with their reward parts in float32; without parts, the reward is the only
-        one."""
+        """The episodes with their reward parts in float32; without, the reward is the only one."""
         columns = episodes.columns
         phi = columns.get("reward_parts", columns["rewards"][:, None]).astype(np.float32)
         return replace(episodes, columns=columns | {"reward_parts": phi})

@@ -77,8 +77,7 @@ class CompiledNetwork(Network):
             head: what a loss sees.
             parameters: all of them, float32 [P], which change in place.
             select: the numbers of an observation that the first layer gets; None: all.
-            normalizer: of observations, whose arrays change in place; None: they are taken as they
-                are.
+            normalizer: of observations, whose arrays change in place; None: taken as they are.
         """
         self._library = core.library()
         self._layers = (core.Layer * len(layers))(*(core.Layer(**layer) for layer in layers))

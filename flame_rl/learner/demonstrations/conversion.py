@@ -104,8 +104,7 @@ def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[st
 
 def actions_from_environment(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
     """Actions of a space, [N, ...], as actors record them: the inverse of
-    `flame_rl.actor.environments.actions.action_converter`. Raises UsageError if they are not in the
-    space."""
+    `flame_rl.actor.environments.actions.action_converter`. Raises UsageError if they are not."""
     if isinstance(space, spaces.Box):
         return _scaled(space, actions.reshape(len(actions), -1).astype(np.float64))
     if actions.dtype.kind == "f":

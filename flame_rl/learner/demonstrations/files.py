@@ -181,8 +181,7 @@ def _needed(episodes: Episodes, spec: EnvironmentSpec, columns: Sequence[Column]
 
 
 def _read_minari(name: str, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
-    """The episodes of a dataset on this machine as arrays; see conversion.py. Nothing is
-    downloaded."""
+    """A dataset on this machine as arrays; see conversion.py. Nothing is downloaded."""
     try:
         minari = require("minari", "minari", "demonstrations")
     except UsageError as error:

@@ -253,8 +253,7 @@ def quantile_loss(quantiles: int) -> Loss:
     over the Z predicted quantiles, mean over those of the target.
 
     "targets" are quantiles, [B, Z], as `td_targets` returns them; the output is the quantiles of
-    each action, [B, A * Z]. "value" is their mean, and "td_error" the absolute difference of the
-    means.
+    each action, [B, A * Z]. "value" is their mean, "td_error" the absolute difference of means.
     """
 
     def loss(
@@ -321,8 +320,7 @@ def apply_weights(
     samples: Samples, numbers: dict[str, np.ndarray], gradient: np.ndarray, outputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """The numbers, and the gradient for all outputs, [B, A] or [B, A * Z], given that for the
-    outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, where there
-    are any."""
+    outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, if any."""
     rows = len(outputs)
     if "weights" in samples:
         weights = samples["weights"]

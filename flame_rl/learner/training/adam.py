@@ -18,8 +18,7 @@ from flame_rl.system.signals import end_if_stopped
 # Adam's beta1, beta2 and epsilon (Kingma and Ba 2015, algorithm 1).
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Adam's sums of gradients, and of their squares, below these change no parameter, and become 0:
-# those of a unit that never fires would decay to subnormal numbers, which some processors take long
-# for.
+# those of a unit that never fires would decay to subnormal numbers, slow on some processors.
 UNDERFLOW = 1e-20, 1e-36
 
 

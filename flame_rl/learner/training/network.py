@@ -78,8 +78,7 @@ class Network(Protocol):
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
-        compiled: whether there is a method `run_epoch`, one call of compiled code for an epoch of a
-            `NativeLoss`.
+        compiled: whether its `run_epoch` is one call of compiled code for a `NativeLoss`.
     """
 
     slice_rows: int

@@ -56,8 +56,7 @@ class GoalPlaces:
 
 
 def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
-    """Where the environment's goals are. Raises UsageError, about --hindsight, if it has none, or
-    several agents."""
+    """Where the environment's goals are. Raises UsageError if it has none, or several agents."""
     if spec.agents:
         raise UsageError(f"--hindsight: {spec.env_id} has several agents; leave the flag out")
     parts = {part.path: part for part in observation_parts(spec.observation_space)}

@@ -125,8 +125,7 @@ class Journal:
     def restore(self, store: ReplayStore, place: Place) -> None:
         """Bring a store, which forgets what it holds, to this place, and cut off the journal there.
         A place of a capacity alone is that before the first episode. Raises as `read` does, and
-        JournalError if the store has another capacity; then nothing is cut off, and the store is of
-        no use."""
+        JournalError if the store has another capacity; nothing is cut off then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store.begin(0, 0)
         for record in self.read(place):

@@ -20,8 +20,7 @@ from flame_rl.system.files import refused_as
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
-# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
-# 3.3).
+# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, 3.3).
 _LEAST_PRIORITY = 1e-6
 
 
@@ -104,8 +103,7 @@ class ReplayMemory:
         return _place_in(state, f"{REPLAY}.").oldest
 
     def forget_before(self, first: int) -> None:
-        """Delete files that hold only episodes before this number. Raises OSError if the disk
-        refuses."""
+        """Delete files of episodes before this number alone. Raises OSError if the disk refuses."""
         if self._journal is not None:
             self._journal.forget(first)
 
@@ -142,8 +140,7 @@ class ReplayMemory:
         return self._priorities.sample(count, beta, generator)
 
     def prioritize(self, positions: np.ndarray, errors: np.ndarray) -> None:
-        """Set priorities by absolute TD errors, finite, [B]; no effect where steps are drawn
-        uniformly."""
+        """Set priorities by absolute TD errors, finite, [B]; no effect on uniform draws."""
         if self._priorities is not None:
             self._priorities.update(positions, errors + _LEAST_PRIORITY)
 

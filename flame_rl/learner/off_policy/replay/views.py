@@ -5,8 +5,7 @@ Besides the store's own columns there are "next_observations", where there are m
 "next_action_masks", and "discounts": the factor of the next observation's value, 0 after an end. A
 time limit is no end: the value of the episode's last observation counts. In a store with k frames,
 observations have a dimension k before D, and "missing" says which precede the episode;
-"next_missing" of sequences those of "next_observations". A position that the store does not keep
-raises ValueError.
+"next_missing" of sequences those of "next_observations". Positions not kept raise ValueError.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ def sequences(
     none begins where the sequence before already has all steps that follow. Where several
     sequences have the position's step, the earliest one is returned: of a sequence's steps, all
     but those that it shares with the one before lead to it. A sequence ends with its episode: from
-    there on "mask" is 0, observations repeat the last one, and rewards, actions and discounts are
-    0.
+    there on "mask" is 0, observations repeat the last one, and all else is 0.
 
     Args:
         store, positions, discount: as in `n_step`.
