@@ -20,9 +20,8 @@ from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.tasks import TaskSizes
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, warn
 from flame_rl.system.machine import ONE_BLAS_THREAD
-from flame_rl.system.output import warn
 from flame_rl.system.signals import close_within
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot

@@ -9,10 +9,9 @@ from pathlib import Path
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import require
-from flame_rl.system.output import say, warn
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
-from flame_rl.system.output import say, warn
+from flame_rl.system.errors import UsageError, say, warn
 
 if TYPE_CHECKING:
     from flame_rl.report.runs import Run

@@ -23,9 +23,8 @@ from flame_rl.run.folder import (
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.errors import Interrupted, RunError, UsageError, say, warn
 from flame_rl.system.machine import has_display, require
-from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel elsewhere.

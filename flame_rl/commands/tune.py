@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import flag, names_of
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say
 from flame_rl.system.machine import available_cores, require
-from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.side_runs import without
 from flame_rl.tools.study import MAY_CHANGE, Search, Study, TuneFlags, flags_of

@@ -12,9 +12,8 @@ from flame_rl.commands.evaluate import PolicyCommand, headline
 from flame_rl.settings.checks import Count
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.machine import has_display
-from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals, unless_stopped
 
 

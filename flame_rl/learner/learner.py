@@ -56,7 +56,6 @@ class Algorithm(Protocol):
 
     def snapshot(self) -> PolicySnapshot:
         """The latest policy. The learner stamps the version."""
-        ...
 
     def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
@@ -71,7 +70,6 @@ class Algorithm(Protocol):
         share of the run that is done, above 1 in some resumed runs. Returns values of `metrics`, or
         of some of them; none in an iteration without an update.
         """
-        ...
 
     def close(self) -> None:
         """Close what is open besides files, such as an environment. May be called twice."""

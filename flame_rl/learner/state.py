@@ -18,12 +18,10 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The state by name; the next update may change the arrays."""
-        ...
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
         if it does not fit."""
-        ...
 
 
 class Counter:

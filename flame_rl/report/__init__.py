@@ -6,7 +6,7 @@ from typing import Any
 
 from flame_rl.actor.failure import summary
 from flame_rl.run.results import IterationResult
-from flame_rl.system.output import warn
+from flame_rl.system.errors import warn
 
 
 class Reporters:

@@ -15,7 +15,7 @@ from flame_rl.report.header import RULE, header, reached_in_words
 from flame_rl.report.trackers import numbers_of
 from flame_rl.run import results
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.output import say
+from flame_rl.system.errors import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 
 LINE_EVERY = 10

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
+from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay

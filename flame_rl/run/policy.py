@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter, write_observation
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
-from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.learner.training.network import Samples
 from flame_rl.nets.acting import ActingPolicy

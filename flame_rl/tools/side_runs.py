@@ -15,10 +15,9 @@ import flame_rl
 from flame_rl.report.runs import RunRow, grid, read_row
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import refused_as
 from flame_rl.system.machine import available_cores
-from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal
 
 # To Linux's prctl: the signal that comes once the parent is gone.

@@ -27,8 +27,7 @@ from optuna.visualization.matplotlib import plot_optimization_history, plot_para
 from flame_rl.report.figures import choose_output, save_and_show
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.output import say
+from flame_rl.system.errors import RunError, UsageError, say
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.side_runs import SideRun, supervise
 from flame_rl.tools.study import Search, Span, value_of

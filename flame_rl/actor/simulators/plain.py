@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments import making
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter
 from flame_rl.actor.environments.masks import masked_choices
 from flame_rl.actor.environments.wrapping import SLOT
 from flame_rl.actor.failure import SimulatorError, summary, unusable

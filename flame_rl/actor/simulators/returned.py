@@ -19,8 +19,8 @@ from gymnasium import spaces
 
 from flame_rl.actor import failure
 from flame_rl.actor.environments import masks
+from flame_rl.actor.environments.converting import write_observation
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
-from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, invalid
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import ObservationPart

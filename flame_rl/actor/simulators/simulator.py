@@ -75,7 +75,7 @@ class Simulator:
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         """Take one step in each of `slots`, int [n], ascending, all with a running episode; the
         other slots stay as they are. Actions have a row for each slot up to at least the highest:
-        float32 [rows, A], or int32 [rows] or [rows, F], as in `environments.actions`."""
+        float32 [rows, A], or int32 [rows] or [rows, F], as in `environments.converting`."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -23,8 +23,7 @@ from flame_rl.backends.flame.package import deploy
 from flame_rl.backends.flame.session import Session
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.settings.config import Execution
-from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.system.output import warn
+from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import call_with_timeout, unless_stopped
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (

@@ -22,8 +22,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import action_converter, has_bounds
-from flame_rl.actor.environments.observations import write_observation
+from flame_rl.actor.environments.converting import action_converter, has_bounds, write_observation
 from flame_rl.learner.training.frames import step_rows
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import inputs
@@ -104,7 +103,7 @@ def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[st
 
 def actions_from_environment(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
     """Actions of a space, [N, ...], as actors record them: the inverse of
-    `flame_rl.actor.environments.actions.action_converter`. Raises UsageError if they are not."""
+    `flame_rl.actor.environments.converting.action_converter`. Raises UsageError if they are not."""
     if isinstance(space, spaces.Box):
         return _scaled(space, actions.reshape(len(actions), -1).astype(np.float64))
     if actions.dtype.kind == "f":

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from flame_rl.actor.environments.actions import has_bounds
+from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
 from flame_rl.learner.demonstrations import conversion
 from flame_rl.learner.off_policy.replay.journal import Journal

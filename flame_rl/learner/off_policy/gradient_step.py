@@ -50,7 +50,6 @@ class GradientStep(Protocol):
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The samples of the stored steps at these positions; see replay/views.py."""
-        ...
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
@@ -66,7 +65,6 @@ class GradientStep(Protocol):
         Returns:
             Numbers of this step by name, of any shape; and "td_error", [B], absolute.
         """
-        ...
 
     def steps(
         self, samples: Samples, generator: np.random.Generator, decay: float

@@ -63,11 +63,9 @@ class Pass(Protocol):
     def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
         """Write the gradient of a loss for the parameters, summed over the samples, to `gradient`,
         float32 [P]: all parameters in order, each flat. `gradients` are those for each output."""
-        ...
 
     def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
         """The gradient of a loss for "inputs", float32 [B, ...], given those for each output."""
-        ...
 
 
 class Network(Protocol):
@@ -90,15 +88,12 @@ class Network(Protocol):
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
         normalised, for example. Stale once the module's buffers change."""
-        ...
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         """The network's outputs, without a gradient."""
-        ...
 
     def forward(self, samples: Samples) -> Pass:
         """The network's outputs, for a backward pass."""
-        ...
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         """Write the gradient of the loss, summed over the samples, to `gradient`; returns the sums

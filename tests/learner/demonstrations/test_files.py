@@ -14,7 +14,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter
 from flame_rl.learner.demonstrations.conversion import (
     actions_from_environment,
     episodes_of,
