@@ -89,8 +89,8 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     if header != _question(request):
         raise WireError("these episodes are of another run, iteration or policy")
     asked = np.repeat(request.indices, request.agents)
-    episodes = take_episodes(arrays, len(asked), request.columns, "columns.")
-    if (episodes.index != asked).any():
+    episodes = take_episodes(arrays, request.columns, "columns.")
+    if not np.array_equal(episodes.index, asked):
         found = episodes.index.tolist()[:20]
         raise WireError(f"index: not the episodes that were asked for: {found}")
     _refuse_others(arrays)
@@ -98,23 +98,24 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
 
 
 def take_episodes(
-    arrays: dict[str, np.ndarray], count: int, columns: Sequence[Column], prefix: str
+    arrays: dict[str, np.ndarray], columns: Sequence[Column], prefix: str
 ) -> Episodes:
     """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
-    WireError unless there are `count`, as the columns say."""
-    about = {n: take_array(arrays, n, t, (count,)) for n, t in ABOUT_EPISODES.items()}
-    lengths = about["lengths"]
-    if count == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
+    WireError unless there are some, and all of them as the columns say."""
+    lengths = take_array(arrays, "lengths", "int64")
+    if lengths.ndim != 1 or lengths.size == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
         raise WireError("lengths: an episode has at least one step")
+    types = {name: dtype for name, dtype in ABOUT_EPISODES.items() if name != "lengths"}
+    about = {name: take_array(arrays, name, types[name], lengths.shape) for name in types}
     if not (about["terminated"] | about["truncated"]).all():
         raise WireError("terminated, truncated: an episode ends by one of them")
     steps, found = int(lengths.sum()), {}
     for column in columns:
-        rows, name = steps + count * column.per_observation, prefix + column.name
+        rows, name = steps + len(lengths) * column.per_observation, prefix + column.name
         array = take_array(arrays, name, column.dtype, (rows, *column.shape))
         column.refuse_other_choices(name, array)
         found[column.name] = array
-    return Episodes(**about, columns=found)
+    return Episodes(lengths=lengths, **about, columns=found)
 
 
 def encode_failure(failure: CollectFailure) -> bytes:

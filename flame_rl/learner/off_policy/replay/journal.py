@@ -23,8 +23,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import numpy as np
-
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.system.files import sync
 from flame_rl.wire.codec import take_array, take_episodes
@@ -230,8 +228,7 @@ def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Epis
     before, steps_before = (
         value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
     )
-    count = np.size(arrays.get("lengths", ()))
-    episodes = take_episodes(arrays, count, columns, _COLUMN)
+    episodes = take_episodes(arrays, columns, _COLUMN)
     others = {name.removeprefix(_COLUMN): take_array(arrays, name) for name in [*arrays]}
     return before, steps_before, replace(episodes, columns=episodes.columns | others)
 
