@@ -82,9 +82,7 @@ class ProcessBackend:
                 self._idle.put(worker)
         except OSError as error:
             self.close()
-            raise UsageError(
-                f"--workers: {workers} processes cannot be started: {error}"
-            ) from error
+            raise UsageError(f"--workers: {workers} processes cannot start: {error}") from error
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self.deadlines.limits().deadline

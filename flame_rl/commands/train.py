@@ -61,14 +61,12 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     given, _ = parse(arguments, saved)
     refuse_another_run(saved, given)
     if given.output.output != saved.output.output:
-        raise UsageError(
-            f"--output: a resumed run stays in its folder, {folder}; leave the flag out"
-        )
+        raise UsageError(f"--output: a resumed run stays in its folder, {folder}; leave it out")
     experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
+            f"--iterations: the run trains until {until:,} env steps; give --env-steps"
         )
     return given
 
@@ -98,7 +96,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
             raise UsageError(
-                f"--iterations: {done} are done already, more than {wanted}; name a greater number"
+                f"--iterations: {done} are done already, more than {wanted}; name more"
             )
         if trainer.note:
             say(f"{trainer.note}\n")

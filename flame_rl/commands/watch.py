@@ -49,7 +49,7 @@ def watch(arguments: Sequence[str]) -> int:
     command = parse_command(WatchCommand, arguments, "main.py watch")
     if command.video is None and not has_display():
         raise UsageError(
-            "there is no display for a window (DISPLAY): --video FILE.mp4 (or .gif) writes a film"
+            "there is no display for a window (DISPLAY): --video FILE.mp4 makes a film"
         )
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.

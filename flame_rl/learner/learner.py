@@ -12,6 +12,7 @@ from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
 from flame_rl.learner.state import (
+    Metrics,
     Stateful,
     arrays_digest,
     count_in,
@@ -63,7 +64,7 @@ class Algorithm(Protocol):
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Learn from an iteration's episodes, which are whole and sorted by index.
 
         `generator` is seeded by the run's seed and the number of updates so far; `progress` is the
@@ -108,7 +109,7 @@ class Learner:
         version = max(0, self._updates - self.algorithm.lag)
         return replace(self.algorithm.collector_snapshot(), version=version)
 
-    def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
+    def update(self, episodes: Episodes, progress: float = 0.0) -> Metrics:
         """Improve the policy by whole episodes, which `rewards` made of those that the latest
         `collector_snapshot` played; `progress` is the share of the run that is done, from 0 to 1.
 

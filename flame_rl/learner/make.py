@@ -72,9 +72,8 @@ def _refuse_another_snapshot(
         raise UsageError(f"model.py: actors refuse the policy: {error}") from error
     # Zeros and ones, which any observation may have; each row is another one.
     places = np.arange(spec.observation_dim) % ROW_BLOCK
-    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(
-        observation_dtype(spec.observation_space)
-    )
+    dtype = observation_dtype(spec.observation_space)
+    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(dtype)
     rows = np.arange(ROW_BLOCK)
     samples = {"inputs": torch.from_numpy(seen)}
     if isinstance(policy.frames, FrameStack):

@@ -9,6 +9,8 @@ import numpy as np
 
 from flame_rl.system.errors import RunError
 
+# Numbers of an update by name, as in metrics.csv.
+Metrics = dict[str, float]
 # The name of a replay memory among a learner's parts, and of the folder with its files.
 REPLAY = "replay"
 

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from flame_rl.modules.layers import LayerModule
 
+# The state of a layer between two steps, [1, E, ...] each.
+LayerState = tuple[Tensor, ...]
+
 
 class _Memory(LayerModule):
     """What both kinds share. `burnt_in`: see `burning_in`."""
@@ -29,9 +32,7 @@ class _Memory(LayerModule):
         state = tuple(torch.where(burns, each.detach(), each) for each in state)
         return torch.cat([first, self.unroll(x[steps:], state)[0]])
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
         before the first, None: 0."""
         raise NotImplementedError
@@ -46,9 +47,7 @@ class GRU(_Memory, nn.GRU):
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
         return outputs, (last,)
 
@@ -70,9 +69,7 @@ class LSTM(_Memory, nn.LSTM):
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         return nn.LSTM.forward(self, x, state)
 
     def arrays(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
+from flame_rl.nets.heads import NOTHING, Columns, HeadKind
 from flame_rl.nets.kinds import HEADS, LAYERS
 from flame_rl.nets.layers import ROW_BLOCK, Act, InputsLayer, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
@@ -96,7 +96,7 @@ class ActingPolicy:
         noise: np.ndarray | None,
         states: States | None = None,
         rows: Rows = slice(None),
-        seen: Columns = NO_COLUMNS,
+        seen: Columns = NOTHING,
     ) -> np.ndarray:
         """One action for each row.
 

@@ -16,7 +16,7 @@ from flame_rl.nets.layers import Shapes
 NoiseKind = Literal["normal", "uniform"]
 # What comes with B observations, such as masks: columns by name, [B, ...] each.
 Columns = dict[str, np.ndarray]
-NO_COLUMNS: Columns = {}
+NOTHING: Columns = {}
 
 
 class HeadKind:
@@ -48,9 +48,7 @@ class HeadKind:
     noise_repeat: float = 0.0
     shape: tuple[int, ...] = ()
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """An action for each row of the output.
 
         Args:
@@ -60,6 +58,6 @@ class HeadKind:
         """
         raise NotImplementedError
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
         raise NotImplementedError

@@ -157,9 +157,7 @@ class ConsoleReporter:
                 "(try a smaller --learning-rate, or a greater --initial-log-std)"
             )
         if last and last.losses.get("gradient_steps") == 0:
-            lines.append(
-                "  Gradient steps: none; the run ended within --warm-up-steps: choose fewer"
-            )
+            lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]

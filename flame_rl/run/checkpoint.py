@@ -126,9 +126,7 @@ def _decode(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
-        raise WireError(
-            f"written by another version of flame_rl, in format {found!s:.40}, not {FORMAT}"
-        )
+        raise WireError(f"written by another version of flame_rl, in format {found!s:.40}")
     tables = {}
     for name, array in list(arrays.items()):
         if name.startswith(_TABLE):

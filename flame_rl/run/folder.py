@@ -50,7 +50,7 @@ def check_output(config: TrainConfig) -> None:
     # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
-            f"--output: {folder} holds another run; name a new folder, or --resume {folder}"
+            f"--output: {folder} holds another run; name a new one, or --resume {folder}"
         )
 
 
@@ -200,9 +200,7 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     modules in its folder."""
     refuse_modules_in(run_of(given.output.resume), given)
     if different := differences(saved, given):
-        raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them out"
-        )
+        raise UsageError(f"--resume: these flags would make it another run: {different}; omit them")
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:

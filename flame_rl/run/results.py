@@ -33,9 +33,8 @@ class Totals:
         """After one more iteration of `episodes` episodes and `steps` env steps."""
         mean = steps / episodes
         growth = min(max(mean / self.length_mean, 1.0), 2.0) if self.length_mean else 1.0
-        return Totals(
-            self.iterations + 1, self.episodes + episodes, self.env_steps + steps, mean, growth
-        )
+        done = self.iterations + 1, self.episodes + episodes, self.env_steps + steps
+        return Totals(*done, mean, growth)
 
 
 @dataclass(frozen=True)

@@ -296,9 +296,7 @@ class ReinforceSettings(OnPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
-            raise UsageError(
-                f"--shared-torso: --baseline {self.baseline} has no value network; take value"
-            )
+            raise UsageError(f"--shared-torso: --baseline {self.baseline} has no value network")
 
 
 @dataclass(frozen=True)

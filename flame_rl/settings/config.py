@@ -243,9 +243,7 @@ def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
     """Raise UsageError where two sizes of an iteration are given, or two lengths of the run."""
     for replaced, name in (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps")):
         if None not in (settings.get(replaced), settings.get(name)):
-            raise UsageError(
-                f"{flag(replaced)}: {flag(name)} takes its place; leave one of the two out"
-            )
+            raise UsageError(f"{flag(replaced)}: {flag(name)} takes its place; leave one out")
 
 
 def owners_of(name: str, algorithm: str) -> str:

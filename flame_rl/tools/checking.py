@@ -8,7 +8,6 @@ described as far as it came.
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib.metadata
 import math
 import re
@@ -17,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -131,9 +131,7 @@ def _package_of(module: str) -> str:
     return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
 
 
-def _play(
-    environment: Environment, seconds: float, note: Note, closing: contextlib.ExitStack
-) -> None:
+def _play(environment: Environment, seconds: float, note: Note, closing: ExitStack) -> None:
     """Make the environment and play it, noting what `examine` reads."""
     signal.alarm(round(seconds) + _MORE_SECONDS)
     try:
@@ -291,7 +289,7 @@ def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
 def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[str]:
     """What Gymnasium's checker says of the environment without its wrappers."""
 
-    def work(note: Note, closing: contextlib.ExitStack) -> None:
+    def work(note: Note, closing: ExitStack) -> None:
         signal.alarm(effort.most_seconds)
         simulator = plain_simulator(environment)
         closing.callback(simulator.close)

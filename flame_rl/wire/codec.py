@@ -25,6 +25,7 @@ from flame_rl.wire.messages import (
 )
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
 
+_Arrays = dict[str, np.ndarray]
 # A checkpoint's header holds a description, and the configuration besides.
 _MAX_DESCRIPTION_BYTES = MAX_HEADER_BYTES // 2
 
@@ -97,9 +98,7 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     return episodes
 
 
-def take_episodes(
-    arrays: dict[str, np.ndarray], columns: Sequence[Column], prefix: str
-) -> Episodes:
+def take_episodes(arrays: _Arrays, columns: Sequence[Column], prefix: str) -> Episodes:
     """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
     WireError unless there are some, and all of them as the columns say."""
     lengths = take_array(arrays, "lengths", "int64")
@@ -166,7 +165,7 @@ def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
 
 
 def take_array(
-    arrays: dict[str, np.ndarray],
+    arrays: _Arrays,
     name: str,
     dtype: str | None = None,
     shape: tuple[int, ...] | None = None,
@@ -184,6 +183,6 @@ def take_array(
     return array
 
 
-def _refuse_others(arrays: dict[str, np.ndarray]) -> None:
+def _refuse_others(arrays: _Arrays) -> None:
     if arrays:
         raise WireError(f"unexpected arrays: {sorted(arrays)[:10]}")

@@ -6,12 +6,12 @@ episode cannot be collected again.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, get_args
 
 import gymnasium
@@ -107,7 +107,7 @@ def check_beside(
     in turns, as where a process has several slots; `slots` are as in `Environment`. Returns where
     the episodes differ and why, and why no two can be played; either or both are ""."""
 
-    def work(note: Note, closing: contextlib.ExitStack) -> None:
+    def work(note: Note, closing: ExitStack) -> None:
         alone = make(1)
         closing.callback(alone.close)
         if slots is not None and slots < 2 * alone.agents:
@@ -115,7 +115,7 @@ def check_beside(
         signal.alarm(effort.most_seconds)
         try:
             first = _play(alone, effort)
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 closing.close()
             both = make(2 * alone.agents)
             closing.callback(both.close)
@@ -140,9 +140,7 @@ def check_beside(
     ), ""
 
 
-def _repeated(
-    make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
-) -> dict[str, Any]:
+def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
     one = make()
@@ -169,7 +167,7 @@ def _repeated(
             if time.monotonic() >= limit:
                 break
         drawn = _drawn_since(before)
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             closing.close()
         another = make()
         closing.callback(another.close)

@@ -18,7 +18,7 @@ import model
 from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns, dueling
 from flame_rl.settings.algorithms import DQNSettings
@@ -68,16 +68,14 @@ class DQN(GradientStep):
 
     def steps(
         self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[Numbers]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
         if self._loss is values.q_loss and self._q.compiled:
             return self._q.steps(samples, self._settings.double, decay)
         return super().steps(samples, generator, decay)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One gradient step; every `target_period` steps the target network follows."""
         return self._q.step(samples, self.targets(samples), self._loss, decay)
 

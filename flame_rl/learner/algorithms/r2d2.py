@@ -23,7 +23,7 @@ from flame_rl.learner.off_policy.values import (
     q_loss,
     td_targets,
 )
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import R2D2Settings
 from flame_rl.settings.config import TrainConfig
@@ -63,9 +63,7 @@ class R2D2(GradientStep):
         samples["learned"] = samples["mask"] * (begins[:, None] | burnt_in)
         return samples
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber loss of the TD errors, and one of the target network."""
         learned = samples["learned"]
         count, length = learned.shape

@@ -25,7 +25,7 @@ from flame_rl.learner.off_policy import critics
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import Train, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
@@ -71,9 +71,7 @@ class SAC(GradientStep):
         """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One gradient step of the critics, the policy and the temperature."""
         count, steps = len(samples["rewards"]), self._settings.n_step
         # Of the next actions, those between, and the actions.

@@ -16,7 +16,7 @@ import model
 from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import SarsaSettings
 from flame_rl.settings.config import TrainConfig
@@ -51,9 +51,7 @@ class Sarsa(GradientStep):
         samples["epsilon"] = np.full(len(positions), epsilon, np.float32)
         return samples
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber loss of the TD errors, and one of the target network."""
         return self._q.step(samples, self.targets(samples), values.q_loss, decay)
 

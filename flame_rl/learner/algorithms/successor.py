@@ -19,7 +19,7 @@ import model
 from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.network import Loss, LossResult, Samples
+from flame_rl.learner.training.network import Loss, LossResult, Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.settings.config import TrainConfig
@@ -38,9 +38,7 @@ class Successor(GradientStep):
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
         if experiment.reward is not None or not weighted:
-            raise UsageError(
-                "--reward-weights: successor learns the return of each part; give a weight for each"
-            )
+            raise UsageError("--reward-weights: successor learns the return of each part; give all")
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model.action_values(spec, config, Returns(weights=self._weights))
@@ -65,9 +63,7 @@ class Successor(GradientStep):
         """Single steps."""
         return n_step(store, positions, 1, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber losses of all reward parts, and one of the target network."""
         return self._psi.step(samples, self.targets(samples), self._loss, decay)
 

@@ -16,7 +16,7 @@ from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import PolicyTraining
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
-from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
+from flame_rl.learner.state import Counter, Metrics, Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.modules.networks import PolicyNetwork
@@ -45,7 +45,7 @@ class Imitation(Algorithm):
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """Learn from the demonstrations; see `Algorithm.update`."""
         batch = make_batch(
             self.demonstrations.episodes, self.training.remembers, self.training.frames
@@ -106,7 +106,7 @@ class ClonedFirst(OnPolicyAlgorithm):
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    ) -> Metrics:
         """See `Algorithm.update`."""
         if self.cloned.count:
             return super().update(episodes, generator, progress)

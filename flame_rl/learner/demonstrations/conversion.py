@@ -30,12 +30,14 @@ from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from flame_rl.wire.spaces import choices_of
 
+_Arrays = dict[str, np.ndarray]
+
 REWARD_PARTS = "reward_parts"
 # Of bounds, relative to their distance: files may have rounded them.
 _ROUNDING = 1e-4
 
 
-def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int = 0) -> Episodes:
+def episodes_of(arrays: _Arrays, spec: EnvironmentSpec, parts: int = 0) -> Episodes:
     """The episodes of a file's arrays, of whatever types and shapes, with P `parts`; see above.
     Raises UsageError if an array is missing or wrong; the text begins with its name."""
     columns = inputs.observation_columns(spec.observation_space)
@@ -52,7 +54,7 @@ def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int
         raise UsageError("rewards: no step; record at least one episode")
     lengths, terminated = _ends(arrays, steps)
     rows = steps + len(lengths)
-    found: dict[str, np.ndarray] = _observations(arrays, spec.observation_space, rows)
+    found: _Arrays = _observations(arrays, spec.observation_space, rows)
     actions = _numbers(arrays, "actions", steps, *spec.action_space.shape)
     found["actions"] = actions_from_environment(spec.action_space, actions)
     found["rewards"] = rewards.astype(np.float64)
@@ -65,7 +67,7 @@ def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int
     return Episodes(np.arange(len(lengths)), lengths, terminated, ~terminated, found)
 
 
-def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
+def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> _Arrays:
     """The inverse of `episodes_of`, for episodes as actors record them; outcomes are left out."""
     last = np.cumsum(episodes.lengths) - 1
     ends = {name: np.zeros(episodes.steps, bool) for name in ("terminations", "truncations")}
@@ -83,7 +85,7 @@ def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray
     return arrays
 
 
-def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[str, np.ndarray]:
+def flattened(space: gymnasium.Space, observations: Iterable[object]) -> _Arrays:
     """Observations as an environment returns them, as the columns that actors record. Raises
     UsageError if one is not in the space."""
     parts = inputs.observation_parts(space)
@@ -135,9 +137,7 @@ def _scaled(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     return np.where(bounded, np.clip(own, -1, 1), actions).astype(np.float32)
 
 
-def _observations(
-    arrays: dict[str, np.ndarray], space: gymnasium.Space, rows: int
-) -> dict[str, np.ndarray]:
+def _observations(arrays: _Arrays, space: gymnasium.Space, rows: int) -> _Arrays:
     found = {}
     for column, each in zip(
         inputs.observation_columns(space), inputs.observation_inputs(space), strict=True
@@ -162,7 +162,7 @@ def _observations(
     return found
 
 
-def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _ends(arrays: _Arrays, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths, int64 [E], and which episodes terminated, bool [E]."""
     terminations = ends = _flags(arrays, "terminations", steps)
     if cut := "truncations" in arrays:
@@ -177,12 +177,10 @@ def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.nda
         last = np.cumsum(lengths.astype(np.int64)) - 1
         if np.delete(ends, last).any() or (cut and not ends[last].all()):
             raise UsageError(
-                "lengths: the episodes end elsewhere than by terminations and truncations"
+                "lengths: the episodes end elsewhere than by terminations, truncations"
             )
     elif not cut or not ends[-1]:
-        raise UsageError(
-            "truncations: missing, or the last step ends no episode; give them, or lengths"
-        )
+        raise UsageError("truncations: missing, or the last step ends no episode; or give lengths")
     return np.diff(last, prepend=-1), terminations[last]
 
 
@@ -198,7 +196,7 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
         )
 
 
-def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np.ndarray:
+def _numbers(arrays: _Arrays, name: str, *shape: int | None) -> np.ndarray:
     """The array of that name, of finite numbers that float32 holds, and where it is given of that
     shape, which may begin with None for any number."""
     if name not in arrays:
@@ -217,7 +215,7 @@ def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np
     return array
 
 
-def _flags(arrays: dict[str, np.ndarray], name: str, *shape: int) -> np.ndarray:
+def _flags(arrays: _Arrays, name: str, *shape: int) -> np.ndarray:
     """The array of that name and shape, bool."""
     array = _numbers(arrays, name, *shape)
     if not ((array == 0) | (array == 1)).all():

@@ -64,9 +64,7 @@ class Demonstrations:
         try:
             episodes = self._read()
             if self._needs_masks and ACTION_MASKS not in episodes.columns:
-                raise UsageError(
-                    f"{ACTION_MASKS}: missing; targets need them: record them, or --no-action-mask"
-                )
+                raise UsageError(f"{ACTION_MASKS}: missing; targets need them, or --no-action-mask")
             if expected is not None and (found := episodes_digest(episodes)) != expected:
                 raise UsageError(
                     f"not what the run began with: the digest is {found[:12]}…, and config.json "

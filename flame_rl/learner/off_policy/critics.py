@@ -22,7 +22,7 @@ from torch import nn
 
 import model
 from flame_rl.learner.state import Stateful
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
@@ -57,7 +57,7 @@ class CriticEnsemble:
         frames = config.experiment.frame_stack
         if frames > 1:
             raise UsageError(
-                f"--frame-stack: {config.algorithm_name} takes one observation, not {frames}"
+                f"--frame-stack: {config.algorithm_name} takes one observation, no stack"
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate
@@ -95,7 +95,7 @@ class CriticEnsemble:
         next_values: np.ndarray,
         decay: float,
         bonus: np.ndarray | float = 0.0,
-    ) -> dict[str, np.ndarray]:
+    ) -> Numbers:
         """One gradient step of each critic: Q(s, a) -> r + bonus + discount * next value.
 
         Args:

@@ -10,7 +10,7 @@ from torch import nn
 
 from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Stateful
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, Episodes
@@ -51,9 +51,7 @@ class GradientStep(Protocol):
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The samples of the stored steps at these positions; see replay/views.py."""
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """Take one gradient step.
 
         Args:
@@ -68,7 +66,7 @@ class GradientStep(Protocol):
 
     def steps(
         self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[Numbers]:
         """`step` on K minibatches, [K, B, ...], one after another."""
         for place in range(len(samples["rewards"])):
             minibatch = {name: column[place] for name, column in samples.items()}

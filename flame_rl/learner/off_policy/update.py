@@ -24,6 +24,7 @@ from flame_rl.learner.off_policy.replay.minibatches import Minibatches, Normaliz
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
+from flame_rl.learner.training.network import Numbers
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
@@ -91,7 +92,7 @@ class OffPolicy(Algorithm):
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    ) -> state.Metrics:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay, settings = self.replay, self.config.algorithm
         if self.minibatches.hindsight is not None:
@@ -115,7 +116,7 @@ class OffPolicy(Algorithm):
 
     def gradient_steps(
         self, number: int, beta: float, generator: np.random.Generator, decay: float = 1.0
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[Numbers]:
         """Take that number of gradient steps, each on a minibatch of its own, with `beta` as the
         exponent of importance weights and `decay` as the factor of learning rates; yields what
         `GradientStep.step` of each returns."""
@@ -213,6 +214,4 @@ def _refuse_other_actions(inner: GradientStep, spec: EnvironmentSpec) -> None:
         wanted, instead = "continuous actions, a Box", "dqn or ppo" if one_choice else "ppo"
     else:
         return
-    raise UsageError(
-        f"--algorithm: it needs {wanted}, and not {spec.action_space}; choose {instead}"
-    )
+    raise UsageError(f"--algorithm: it needs {wanted}, not {spec.action_space}; choose {instead}")

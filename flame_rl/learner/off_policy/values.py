@@ -25,7 +25,7 @@ from flame_rl.learner.compiled.library import Target, address
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
+from flame_rl.learner.training.network import Gradient, Loss, LossResult, Numbers, Pass, Samples
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import dueling
 from flame_rl.settings.config import TrainConfig
@@ -65,9 +65,7 @@ class ActionValues:
             return end
         return start + (end - start) * env_steps / settings.epsilon_steps
 
-    def step(
-        self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
         """One gradient step, Q(s, a) -> target; then the target network follows.
 
         Args:
@@ -86,9 +84,7 @@ class ActionValues:
         """Whether compiled code knows the networks, so that `steps` can be called."""
         return isinstance(self.online.network, CompiledNetwork)
 
-    def steps(
-        self, samples: Samples, double: bool, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def steps(self, samples: Samples, double: bool, decay: float) -> Iterator[Numbers]:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
         settings = self._settings
@@ -189,9 +185,7 @@ def huber(errors: np.ndarray) -> np.ndarray:
     return clipped * (size - 0.5 * clipped)
 
 
-def q_loss(
-    samples: Samples, values: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def q_loss(samples: Samples, values: np.ndarray) -> LossResult:
     """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss` of the values of all actions,
     [B, A]; "targets" are [B], and "td_error" is absolute."""
     check_shape("values", values, len(values), None)
@@ -221,9 +215,7 @@ def c51_loss(support: np.ndarray) -> Loss:
     if not (len(gaps) and gaps.min() > 0.98 * gaps.max()):
         raise ValueError("support: not equidistant and ascending; np.linspace makes one")
 
-    def loss(
-        samples: Samples, logits: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, logits: np.ndarray) -> LossResult:
         targets, chosen = distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
@@ -256,9 +248,7 @@ def quantile_loss(quantiles: int) -> Loss:
     each action, [B, A * Z]. "value" is their mean, "td_error" the absolute difference of means.
     """
 
-    def loss(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
         targets, chosen = distributions(samples, outputs, quantiles)
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
@@ -293,9 +283,7 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
 def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
     """The loss of a duelling network, whose output is [B, (1 + A) * Z]: `loss` after `dueling`."""
 
-    def whole(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def whole(samples: Samples, outputs: np.ndarray) -> LossResult:
         numbers, (gradient,) = loss(samples, dueling(outputs, atoms))
         by_action = gradient.reshape(len(outputs), -1, atoms)
         value = by_action.sum(axis=1, keepdims=True)
@@ -317,8 +305,8 @@ def distributions(
 
 
 def apply_weights(
-    samples: Samples, numbers: dict[str, np.ndarray], gradient: np.ndarray, outputs: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    samples: Samples, numbers: Numbers, gradient: np.ndarray, outputs: np.ndarray
+) -> LossResult:
     """The numbers, and the gradient for all outputs, [B, A] or [B, A * Z], given that for the
     outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, if any."""
     rows = len(outputs)

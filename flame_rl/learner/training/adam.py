@@ -62,11 +62,9 @@ class Adam:
         """Both sums shrink by the betas and gain the gradient and its square, but become 0 below
         `UNDERFLOW`; parameters -= rate first / (sqrt(second) + epsilon)."""
         gains = self.gradient, np.square(self.gradient)
-        for sums, beta, gain, least in zip(
-            self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True
-        ):
+        for sums, beta, new, least in zip(self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
             sums *= np.float32(beta)
-            sums += gain
+            sums += new
             sums[np.abs(sums) < least] = 0
         self.parameters -= self.sums[0] / (np.sqrt(self.sums[1]) + epsilon) * rate
 

@@ -22,9 +22,10 @@ Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
 Gradient = np.ndarray | float
-# What a loss returns: numbers by name, float32 [B] each, and the gradient of "loss" for each of the
-# outputs.
-LossResult = tuple[dict[str, np.ndarray], tuple[Gradient, ...]]
+# Numbers of each sample by name.
+Numbers = dict[str, np.ndarray]
+# What a loss returns: numbers, float32 [B] each, and the gradient of "loss" for each output.
+LossResult = tuple[Numbers, tuple[Gradient, ...]]
 # A loss of single samples; its mean over a minibatch is what a gradient step descends. It is called
 # with B samples and each of the network's outputs for them, float32 [B, ...], as arrays, and is
 # traced by nothing; `torch_loss` makes one of a function in torch, which finds its gradient.

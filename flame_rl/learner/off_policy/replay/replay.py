@@ -177,9 +177,7 @@ class ReplayMemory:
             raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
         capacity = _place_in(state).capacity
         if capacity != self.store.capacity:
-            raise ValueError(
-                f"capacity: {self.store.capacity} steps, and {capacity} in the checkpoint"
-            )
+            raise ValueError(f"capacity: {self.store.capacity} steps, {capacity} in the checkpoint")
         self._waiting = {name: array.copy() for name, array in state.items()}
 
     def _refused_by_the_disk(self) -> AbstractContextManager[None]:

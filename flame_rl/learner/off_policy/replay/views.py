@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from flame_rl.learner.training.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 
 # What comes with every observation.
@@ -34,9 +35,7 @@ class StoredSteps(Protocol):
     def read(self, rows: np.ndarray, times: np.ndarray | None = None) -> dict[str, np.ndarray]: ...
 
 
-def n_step(
-    store: StoredSteps, positions: np.ndarray, n: int, discount: float
-) -> dict[str, np.ndarray]:
+def n_step(store: StoredSteps, positions: np.ndarray, n: int, discount: float) -> Samples:
     """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1);
     n 1: single steps, or transitions.
 
@@ -81,7 +80,7 @@ def n_step(
 
 def sequences(
     store: StoredSteps, positions: np.ndarray, length: int, overlap: int, discount: float
-) -> dict[str, np.ndarray]:
+) -> Samples:
     """The sequence of steps in which each position lies.
 
     The sequences of an episode begin at its steps 0, length - overlap, 2 (length - overlap), ...;
