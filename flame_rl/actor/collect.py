@@ -271,9 +271,7 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
     known |= {column.name: (column.dtype, column.shape, True) for column in simulator.observed}
     for column in request.columns:
         if known.get(column.name) != (column.dtype, column.shape, column.per_observation):
-            return (
-                f"column {column.name[:40]!r}: {column} is asked for, and here are {known!s:.500}"
-            )
+            return f"column {column.name[:40]!r}: {column} is asked for, here are {known!s:.500}"
     return ""
 
 

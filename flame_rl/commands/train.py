@@ -66,7 +66,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps; give --env-steps"
+            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
         )
     return given
 
@@ -95,9 +95,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
-            raise UsageError(
-                f"--iterations: {done} are done already, more than {wanted}; name more"
-            )
+            raise UsageError(f"--iterations: {done} are done, more than {wanted}; name another")
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:

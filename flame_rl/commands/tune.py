@@ -51,7 +51,7 @@ def tune(arguments: Sequence[str]) -> int:
         flags = flags_of(arguments)
         if more := [name for name in flags if name not in ("--resume", *MAY_CHANGE)]:
             raise UsageError(
-                f"{more[0]}: a resumed study has its own, but {' and '.join(MAY_CHANGE)}"
+                f"{more[0]}: a resumed study has its own; {' and '.join(MAY_CHANGE)} may change"
             )
         changed = {name[2:]: getattr(given, name[2:]) for name in MAY_CHANGE if name in flags}
         study = replace(Study.read(resumed), **changed)

@@ -48,9 +48,7 @@ def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(WatchCommand, arguments, "main.py watch")
     if command.video is None and not has_display():
-        raise UsageError(
-            "there is no display for a window (DISPLAY): --video FILE.mp4 makes a film"
-        )
+        raise UsageError("there is no display for a window (DISPLAY): use --video FILE.mp4")
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
         from rich.progress import Progress

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
@@ -62,9 +63,7 @@ class Algorithm(Protocol):
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
         return self.snapshot()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> Metrics:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """Learn from an iteration's episodes, which are whole and sorted by index.
 
         `generator` is seeded by the run's seed and the number of updates so far; `progress` is the

@@ -199,7 +199,9 @@ def _refuse_another_forward(module: nn.Module, known: type[nn.Module]) -> None:
     elif module._forward_hooks or module._forward_pre_hooks:
         why = f"this {name} has a hook, which actors do not get"
     if why:
-        raise UsageError(f"model.py: {name}: {why}; give a class a `kind` (docs/add-a-layer.md)")
+        raise UsageError(
+            f"model.py: {name}: {why}; make it a class with a `kind` (docs/add-a-layer.md)"
+        )
 
 
 def array_of(tensor: Tensor) -> np.ndarray:

@@ -130,9 +130,8 @@ class ActingPolicy:
         head = self.head
         # One number more says whether a step repeats the one before.
         shape = steps, head.noise_width + (head.noise_repeat > 0)
-        noise = (
-            generator.standard_normal(shape) if head.noise == "normal" else generator.random(shape)
-        )
+        draw = generator.standard_normal if head.noise == "normal" else generator.random
+        noise = draw(shape)
         if head.noise_carry:
             last = np.zeros(head.noise_width) if before is None else before
             for row in noise:

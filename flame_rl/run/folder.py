@@ -50,7 +50,7 @@ def check_output(config: TrainConfig) -> None:
     # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
-            f"--output: {folder} holds another run; name a new one, or --resume {folder}"
+            f"--output: {folder} holds another run; name another, or --resume {folder}"
         )
 
 

@@ -255,7 +255,7 @@ class Trainer:
             if results.reached(experiment, self.totals):
                 name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
             raise UsageError(
-                f"{flag(name)}: {why}; Trainer.load(path, {name}=…) of save(path) goes on"
+                f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self.stop.is_set():
@@ -386,13 +386,9 @@ class Trainer:
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
-            raise UsageError(
-                "this Trainer is closed; use it within its `with` block, or make another"
-            )
+            raise UsageError("this Trainer is closed; use it within its `with` block, or a new one")
         if os.getpid() != self._process:
-            raise UsageError(
-                "this Trainer was made before a fork; make another, or load what it saved"
-            )
+            raise UsageError("this Trainer was made before a fork; make one here, or load its save")
 
     def __enter__(self) -> Trainer:
         return self

@@ -60,7 +60,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
         warnings.append(
-            "with another end of the run, the learning rates or importance weights differ"
+            "with another end of the run, the learning rates or importance weights change"
         )
     then, device = saved.execution.device, config.execution.device
     if then != device:

@@ -296,7 +296,9 @@ class ReinforceSettings(OnPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
-            raise UsageError(f"--shared-torso: --baseline {self.baseline} has no value network")
+            raise UsageError(
+                f"--shared-torso: --baseline {self.baseline} has no value network; add --baseline value"
+            )
 
 
 @dataclass(frozen=True)

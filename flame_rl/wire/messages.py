@@ -347,9 +347,8 @@ def concatenate(batches: Sequence[Episodes]) -> Episodes:
         return batches[0]
     about = {n: np.concatenate([getattr(batch, n) for batch in batches]) for n in ABOUT_EPISODES}
     names = batches[0].columns
-    return Episodes(
-        **about, columns={n: np.concatenate([b.columns[n] for b in batches]) for n in names}
-    )
+    columns = {n: np.concatenate([batch.columns[n] for batch in batches]) for n in names}
+    return Episodes(**about, columns=columns)
 
 
 FailureKind = Literal[

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.random import Generator
 
 import model
 from flame_rl.learner.off_policy import values
@@ -66,16 +67,14 @@ class DQN(GradientStep):
         """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def steps(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[Numbers]:
+    def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
         if self._loss is values.q_loss and self._q.compiled:
             return self._q.steps(samples, self._settings.double, decay)
         return super().steps(samples, generator, decay)
 
-    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
+    def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
         """One gradient step; every `target_period` steps the target network follows."""
         return self._q.step(samples, self.targets(samples), self._loss, decay)
 

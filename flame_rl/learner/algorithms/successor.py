@@ -38,7 +38,9 @@ class Successor(GradientStep):
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
         if experiment.reward is not None or not weighted:
-            raise UsageError("--reward-weights: successor learns the return of each part; give all")
+            raise UsageError(
+                "--reward-weights: successor learns the return of each part; give a weight for each"
+            )
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model.action_values(spec, config, Returns(weights=self._weights))

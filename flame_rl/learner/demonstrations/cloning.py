@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random import Generator
 from torch import nn
 
 import model
@@ -43,13 +44,10 @@ class Imitation(Algorithm):
     def snapshot(self) -> PolicySnapshot:
         return self.training.policy.module.snapshot()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> Metrics:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """Learn from the demonstrations; see `Algorithm.update`."""
-        batch = make_batch(
-            self.demonstrations.episodes, self.training.remembers, self.training.frames
-        )
+        training = self.training
+        batch = make_batch(self.demonstrations.episodes, training.remembers, training.frames)
         # Where observations are normalised, by the statistics of the demonstrations.
         if normalizers := normalizers_of(self.training.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
@@ -104,9 +102,7 @@ class ClonedFirst(OnPolicyAlgorithm):
     def parts(self) -> dict[str, Stateful | nn.Module]:
         return super().parts | {"cloned": self.cloned}
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> Metrics:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """See `Algorithm.update`."""
         if self.cloned.count:
             return super().update(episodes, generator, progress)

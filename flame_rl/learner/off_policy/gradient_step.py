@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.off_policy.replay.views import StoredSteps
@@ -51,7 +52,7 @@ class GradientStep(Protocol):
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The samples of the stored steps at these positions; see replay/views.py."""
 
-    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
+    def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
         """Take one gradient step.
 
         Args:
@@ -64,9 +65,7 @@ class GradientStep(Protocol):
             Numbers of this step by name, of any shape; and "td_error", [B], absolute.
         """
 
-    def steps(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[Numbers]:
+    def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """`step` on K minibatches, [K, B, ...], one after another."""
         for place in range(len(samples["rewards"])):
             minibatch = {name: column[place] for name, column in samples.items()}

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner import state
@@ -90,9 +91,7 @@ class OffPolicy(Algorithm):
         if self.minibatches.hindsight is not None:
             self.minibatches.hindsight.functions.close()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> state.Metrics:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> state.Metrics:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay, settings = self.replay, self.config.algorithm
         if self.minibatches.hindsight is not None:
@@ -115,7 +114,7 @@ class OffPolicy(Algorithm):
         return means | {name: float(count) for name, count in played.items()}
 
     def gradient_steps(
-        self, number: int, beta: float, generator: np.random.Generator, decay: float = 1.0
+        self, number: int, beta: float, generator: Generator, decay: float = 1.0
     ) -> Iterator[Numbers]:
         """Take that number of gradient steps, each on a minibatch of its own, with `beta` as the
         exponent of importance weights and `decay` as the factor of learning rates; yields what

@@ -57,11 +57,9 @@ class RunningMoments:
                 self._squares = self._squares + squares + between
                 self.count = total
 
-    def set_in(
-        self, normalizers: Iterable[tuple[slice, ObservationNormalizer | Centering]]
-    ) -> None:
+    def set_in(self, modules: Iterable[tuple[slice, ObservationNormalizer | Centering]]) -> None:
         """Set normalisers of the rows, each with the columns that it gets."""
-        for columns, normalizer in normalizers:
+        for columns, normalizer in modules:
             normalizer.set(self.mean[columns], self.std[columns])
 
     def state_dict(self) -> dict[str, np.ndarray]:
