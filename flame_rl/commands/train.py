@@ -95,7 +95,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
-            raise UsageError(f"--iterations: {done} are done, more than {wanted}; name another")
+            raise UsageError(f"--iterations: {done} are done already, {wanted} asked; name more")
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:

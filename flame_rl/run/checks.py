@@ -37,7 +37,8 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
     weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     if (needed := _WEIGHT_BYTES * weights / 1e9) > (there := physical_bytes() / 1e9):
         raise UsageError(
-            f"--hidden-sizes: {widths} would take at least {needed:.1f} of {there:.1f} GB; choose less"
+            f"--hidden-sizes: {widths} would take at least {needed:.1f} of {there:.1f} GB; choose "
+            "less"
         )
 
 

@@ -177,7 +177,8 @@ def _ends(arrays: _Arrays, steps: int) -> tuple[np.ndarray, np.ndarray]:
         last = np.cumsum(lengths.astype(np.int64)) - 1
         if np.delete(ends, last).any() or (cut and not ends[last].all()):
             raise UsageError(
-                "lengths: the episodes end elsewhere than by terminations and truncations; correct them"
+                "lengths: the episodes end elsewhere than by terminations and truncations; "
+                "correct them"
             )
     elif not cut or not ends[-1]:
         raise UsageError(

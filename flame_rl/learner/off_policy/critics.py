@@ -57,8 +57,8 @@ class CriticEnsemble:
         frames = config.experiment.frame_stack
         if frames > 1:
             raise UsageError(
-                f"--frame-stack: {config.algorithm_name} learns from one observation, not {frames}; "
-                "leave the flag out, or choose ppo"
+                f"--frame-stack: {config.algorithm_name} learns from one observation, not "
+                f"{frames}; leave the flag out, or choose ppo"
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate
