@@ -13,15 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import (
-    EVALUATION,
-    Axis,
-    Setting,
-    group_runs,
-    mean_curve,
-    read_run,
-    smooth,
-)
+from flame_rl.report.runs import EVALUATION, Axis, Setting, group_runs, mean_curve, read_run, smooth
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")

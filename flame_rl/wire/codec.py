@@ -165,10 +165,7 @@ def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
 
 
 def take_array(
-    arrays: _Arrays,
-    name: str,
-    dtype: str | None = None,
-    shape: tuple[int, ...] | None = None,
+    arrays: _Arrays, name: str, dtype: str | None = None, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
     """Remove one array from `arrays`, of this type and shape (None: any), and finite."""
     array = arrays.pop(name, None)

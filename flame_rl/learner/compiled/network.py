@@ -20,11 +20,7 @@ from flame_rl.system.signals import end_if_stopped
 ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
 # The columns that each kind of head takes besides inputs, in the order of core.c; those that
 # a loss may take; and what those of action values are called in replay.
-_HEAD_COLUMNS = {
-    "values": (),
-    "gaussian": ("actions",),
-    "categorical": ("actions", "action_masks"),
-}
+_HEAD_COLUMNS = {"values": (), "gaussian": ("actions",), "categorical": ("actions", "action_masks")}
 _LOSS_COLUMNS = "advantages", "log_probs", "ratios", "targets"
 _TRANSITION_COLUMNS = {
     "inputs": "observations",

@@ -255,11 +255,7 @@ def quantile_loss(quantiles: int) -> Loss:
         slices = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
         losses, gradients = (np.concatenate(column) for column in zip(*slices, strict=True))
         value = chosen.mean(axis=1)
-        numbers = {
-            "loss": losses,
-            "td_error": np.abs(targets.mean(axis=1) - value),
-            "value": value,
-        }
+        numbers = {"loss": losses, "td_error": np.abs(targets.mean(axis=1) - value), "value": value}
         return apply_weights(samples, numbers, gradients, outputs)
 
     return loss
