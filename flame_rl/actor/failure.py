@@ -1,7 +1,5 @@
 """The error of a simulator, with the slot where it happened."""
 
-from __future__ import annotations
-
 import traceback
 
 from flame_rl.wire.messages import CollectFailure, FailureKind, legible

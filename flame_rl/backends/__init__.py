@@ -1,7 +1,5 @@
 """Backends collect episodes. They are interchangeable and never change a result."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from flame_rl.backends.dispatch import Collected, Listener

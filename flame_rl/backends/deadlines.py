@@ -1,7 +1,5 @@
 """The deadline of a task, from the time that earlier tasks took and its number of episodes."""
 
-from __future__ import annotations
-
 import threading
 
 from flame_rl.actor.worker.supervisor import Limits

@@ -1,8 +1,6 @@
 """Collect on this machine: in this process, where a breakpoint in a simulator or the collector
 works, or in supervised worker processes."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

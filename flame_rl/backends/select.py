@@ -1,7 +1,5 @@
 """Start the backend that a configuration asks for."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """`main.py export RUN policy.onnx`: write a policy for use in other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`main.py profile --env ant`: measure iterations, and say how many workers are worth it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """`main.py runs`: a table of the runs in a folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

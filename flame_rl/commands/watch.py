@@ -1,7 +1,5 @@
 """`main.py watch RUN`: show what a policy does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The learner around any algorithm: policy versions, random numbers, saved state, digests, and the
 refusal of updates that are not finite."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ Actors record what the environment gives; here it becomes one number, before any
 it: raw rewards are the environment's own, shaped rewards those that are learned from.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a learner's state is made of, and what is asked of every update."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Protocol
 

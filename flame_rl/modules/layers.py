@@ -1,7 +1,5 @@
 """Layers as torch modules. Each exports itself for actors, as a kind of layer in flame_rl/nets/."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

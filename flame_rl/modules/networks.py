@@ -5,8 +5,6 @@ width of an observation, or with stacked frames [frames, D]; A that of an action
 actions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Preprocessing of observations: modules that normalise and stack them before the layers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ They are unrolled from an episode's first step: float32 [T, inputs] -> [T, outpu
 episodes side by side [T, E, inputs] -> [T, E, outputs].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

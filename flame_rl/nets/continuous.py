@@ -1,7 +1,5 @@
 """Heads whose actions are real numbers; see heads.py."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -3,8 +3,6 @@
 Where observations come with masks, what these forbid is never chosen, and has no part in
 log-probabilities, entropies and maxima."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -5,8 +5,6 @@ discrete.py and continuous.py have the heads of policies, one class for each kin
 them.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

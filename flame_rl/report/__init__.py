@@ -1,7 +1,5 @@
 """Consumers of the training loop's results: the console, files, plots."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flame_rl.actor.failure import summary

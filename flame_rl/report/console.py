@@ -1,8 +1,6 @@
 """Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
 progress bar."""
 
-from __future__ import annotations
-
 import sys
 import time
 

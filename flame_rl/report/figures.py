@@ -1,8 +1,6 @@
 """Pictures: the learning curves of runs, and the final of a study. Lines also differ in their
 markers, for print in grey."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first lines of a run: what is trained, on what, and for how long."""
 
-from __future__ import annotations
-
 from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import has_bounds

@@ -1,8 +1,6 @@
 """What run folders say: learning curves grouped by setting, final scores compared, and how far each
 run is."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """metrics.csv and evaluations.csv, the same bytes in a rerun, and timing.csv, which is not."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

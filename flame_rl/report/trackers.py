@@ -1,8 +1,6 @@
 """Report a run to TensorBoard, Weights & Biases, MLflow or Trackio. Where trackers send a run is up
 to their own variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ a safetensors block with weights and optimiser. Nothing is pickled. Random state
 follows from seed and iteration.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """What is refused, or warned of, before a run's first episode."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy: every
 command imports this module."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Which checkpoints of a run are written, and which are kept."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Types of settings, checked the same from Python, the command line and config.json."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

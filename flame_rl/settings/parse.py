@@ -1,7 +1,5 @@
 """Parse the command line into settings, by tyro: each field of their dataclasses is a flag."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

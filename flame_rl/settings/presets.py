@@ -3,8 +3,6 @@
 Where no reason is given, they were the best of a few that were tried with seeds 0 to 2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Preset = dict[str, Any]

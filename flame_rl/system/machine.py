@@ -1,7 +1,5 @@
 """What this machine has: cores, memory, a screen, optional packages."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import math

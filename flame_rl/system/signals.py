@@ -1,7 +1,5 @@
 """Signals as a request to stop, not as an exception in the middle of an update."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ Everything is played in forks of this process, so that an environment that crash
 described as far as it came.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import math

@@ -1,7 +1,5 @@
 """Runs side by side: a process of main.py for each, as if it had been typed alone."""
 
-from __future__ import annotations
-
 import ctypes
 import shlex
 import signal

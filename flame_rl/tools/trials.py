@@ -5,8 +5,6 @@ Trials side by side are looked at in turn, after every eighth of their env steps
 the same number of them side by side therefore give the same study, however long each trial takes.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

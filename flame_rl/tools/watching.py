@@ -1,7 +1,5 @@
 """Show a policy: the episodes of an evaluation, in a window or as a film."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes.util
 import importlib

@@ -4,8 +4,6 @@ Received bytes are untrusted: sizes, types, shapes and finiteness are checked be
 used, and whatever is wrong raises `WireError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ the format of safetensors, whose own library would copy every array several time
 views of the bytes. Malformed bytes raise `WireError`; nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

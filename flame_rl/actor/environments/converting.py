@@ -7,8 +7,6 @@ policy's continuous actions count from -1, the lower bound, to 1, the upper one.
 with ones so far out that they say nothing, an action is in the environment's own units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import gymnasium

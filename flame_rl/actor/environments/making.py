@@ -1,7 +1,5 @@
 """Making a Gymnasium environment, and saying why it cannot be made."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import difflib

@@ -5,8 +5,6 @@ them; PettingZoo's observe a dictionary of "observation" and "action_mask". `Mas
 that are elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """PettingZoo's parallel environments: several agents in each, with a slot for every agent."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from itertools import groupby
 

@@ -4,8 +4,6 @@ Gymnasium's own vector version is another environment: it seeds all poles togeth
 itself and returns rewards of 0 for those steps.
 """
 
-from __future__ import annotations
-
 import math
 
 import gymnasium

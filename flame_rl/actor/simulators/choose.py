@@ -4,8 +4,6 @@ Sure means: the environment is the registered one as Gymnasium makes it, the lib
 with which the fast simulator was compared, and a short comparison in this process agrees.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from collections.abc import Iterator

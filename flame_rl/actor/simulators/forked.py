@@ -1,8 +1,6 @@
 """Work that an environment may break, in a fork of this process: there it may crash, hang or count
 without a trace. And the memory of a process, as the system tells it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -4,8 +4,6 @@ Where it does not, results depend on the number of workers and on what was playe
 episode cannot be collected again.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import signal

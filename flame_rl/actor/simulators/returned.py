@@ -4,8 +4,6 @@ Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot. The
 numbers are finite, of all slots together.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import traceback

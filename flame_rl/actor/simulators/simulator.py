@@ -4,8 +4,6 @@ Simulators are not trusted: what they return is checked where it arrives, and wh
 raises `SimulatorError`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

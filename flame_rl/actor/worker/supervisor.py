@@ -4,8 +4,6 @@ A simulator may crash, hang or leak. It runs in a child, so that its death is a 
 `Worker` returns a `CollectFailure`, and starts a new child with the next call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The backend: collects episodes, replaces a failing session, gives up on a lost cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

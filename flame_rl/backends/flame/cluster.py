@@ -1,7 +1,5 @@
 """The cluster: reaching it, and the executors that it has room for."""
 
-from __future__ import annotations
-
 import bisect
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What Flame says of its executors, for how long none of them has worked, and what they run."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

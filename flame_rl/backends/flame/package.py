@@ -4,8 +4,6 @@ The package is a staging folder made for the run. Other files beside main.py (ru
 .env files, data) are never sent, and neither is torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

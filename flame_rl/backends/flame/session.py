@@ -1,7 +1,5 @@
 """One session: a service, the weights that it acts on, and the tasks in flight."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -8,8 +8,6 @@ double Q-learning, duelling networks, n-step returns, prioritised replay, and di
 returns, as atoms (C51) or quantiles (QR-DQN).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

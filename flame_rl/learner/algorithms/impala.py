@@ -10,8 +10,6 @@ arrives. Advantages are divided by their root mean square in the minibatch, and 
 scale of returns, so that both losses are near 1 in any unit of reward.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -9,8 +9,6 @@ steps that are not learned from, until what they remember is nearly what an acto
 Without the paper's priorities, n-step returns and rescaled values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import model

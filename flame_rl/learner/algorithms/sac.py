@@ -11,8 +11,6 @@ policy draws there: the log-probability of the one that was taken cannot be comp
 what tanh left of it.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -8,8 +8,6 @@ a_{t+1}. Q' is the target network. Unlike Q-learning it values the policy with i
 The network is DQN's; only the targets differ.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import model

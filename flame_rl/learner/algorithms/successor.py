@@ -9,8 +9,6 @@ return of each reward part apart, so that the values of the same policy under ot
 without learning anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The compiled library of core.c, which hatch_build.py makes when the package is installed, and its
 structures as ctypes has them."""
 
-from __future__ import annotations
-
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Behaviour cloning in a run: alone, where every update learns from the demonstrations, and first,
 where another algorithm goes on from there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -14,8 +14,6 @@ A file has arrays by name, of N steps in E episodes, one after another:
     reward_parts    [N, P]        where --reward-parts names numbers of `info`
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import gymnasium

@@ -4,8 +4,6 @@ replay memory of a run, or a Minari dataset; and writing an .npz file.
 An .npz file is untrusted: its unpacked size is bounded before it is read, and nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Iterator, Sequence

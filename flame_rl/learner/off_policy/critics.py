@@ -11,8 +11,6 @@ Haarnoja et al. 2018 is "Soft Actor-Critic Algorithms and Applications". B is th
 D the width of an observation, A that of an action.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

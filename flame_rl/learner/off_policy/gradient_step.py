@@ -1,7 +1,5 @@
 """The interface between update.py and an algorithm with a replay memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, Protocol
 

@@ -4,8 +4,6 @@ An update adds the iteration's episodes to the replay memory and takes the gradi
 due, each on a minibatch drawn from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

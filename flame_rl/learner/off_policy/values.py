@@ -14,8 +14,6 @@ sample's priority. Shapes that do not fit raise ValueError.
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -5,8 +5,6 @@ torch itself, and because a safetensors file cannot hold its state as it is. All
 one flat array, so that a step is one call.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

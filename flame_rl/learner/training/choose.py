@@ -3,8 +3,6 @@ and on another device always. A module that somebody changed, by a subclass, a h
 own, a frozen or a shared parameter, goes through torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The device on which a run's networks are computed: the CPU, or a graphics card."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -1,8 +1,6 @@
 """An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and a gradient
 step on each: all in compiled code where it knows network and loss, otherwise one after another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

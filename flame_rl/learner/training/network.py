@@ -5,8 +5,6 @@ each sample, and the gradient of its "loss" for each output. The network carries
 parameters, by torch's autograd (autograd.py) or by compiled code (learner/compiled/).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Running mean and variance of a stream of batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -6,8 +6,6 @@ With one thread in torch and in BLAS (set in device.py), each slice is computed 
 of the pool here, several slices at a time, and their results are added in order.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -1,8 +1,6 @@
 """A network in training: a torch module, its parameters as one array, its Adam, and a step down a
 loss; and a target network, which follows it."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -11,8 +11,6 @@ What follows the place of the checkpoint from which a run resumes is cut off, on
 read: the run plays it again, to the bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

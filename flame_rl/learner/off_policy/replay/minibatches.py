@@ -1,8 +1,6 @@
 """Minibatches for gradient steps: drawn from the replay memory, a share of them from
 demonstrations, and with normalised observations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

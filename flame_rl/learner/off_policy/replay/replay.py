@@ -1,7 +1,5 @@
 """The replay memory of a learner: the store, its priorities, and its files."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Sequence

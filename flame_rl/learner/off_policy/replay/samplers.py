@@ -3,8 +3,6 @@
 All random numbers come from a generator that is passed in.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flame_rl.learner.off_policy.replay.store import ReplayStore

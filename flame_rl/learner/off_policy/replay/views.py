@@ -8,8 +8,6 @@ observations have a dimension k before D, and "missing" says which precede the e
 "next_missing" of sequences those of "next_observations". Positions not kept raise ValueError.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np
