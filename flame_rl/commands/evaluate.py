@@ -107,9 +107,8 @@ def evaluate(arguments: Sequence[str]) -> int:
                 warn(f"warning: {warning}")
             if notice := where_collected(trainer.config):
                 warn(notice)
-            result = trainer.evaluate(
-                command.episodes, command.explore, command.seed, command.record
-            )
+            wanted = command.episodes, command.explore, command.seed, command.record
+            result = trainer.evaluate(*wanted)
         if command.json:
             info = {
                 "env": trainer.spec.env_id,

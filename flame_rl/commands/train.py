@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.commands import COMMANDS
-from flame_rl.run.folder import (
-    EVALUATIONS_NAME,
-    METRICS_NAME,
-    REPLAY_NAME,
-    check_output,
-    hold_folder,
-    path_to_show,
-    refuse_another_run,
-    saved_config,
-    write_config,
-)
+from flame_rl.run import folder as run_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError, say, warn
@@ -57,9 +47,9 @@ def train(arguments: Sequence[str]) -> int:
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     """The configuration of the run in `folder`, changed by the flags on the command line. Raises
     UsageError if the folder holds no run, or if a flag would change its results."""
-    saved = saved_config(folder)
+    saved = run_folder.saved_config(folder)
     given, _ = parse(arguments, saved)
-    refuse_another_run(saved, given)
+    run_folder.refuse_another_run(saved, given)
     if given.output.output != saved.output.output:
         raise UsageError(f"--output: a resumed run stays in its folder, {folder}; leave it out")
     experiment = given.experiment
@@ -75,11 +65,10 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     """Train, and report to the console and the run folder, which keeps the command's arguments."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.folder import record_start
     from flame_rl.run.trainer import Trainer
 
     here = Path.cwd()  # an environment may change it
-    check_output(config)
+    run_folder.check_output(config)
     if config.output.tensorboard:
         require("tensorboard", "tensorboard", "tensorboard")
     if (tracker := config.output.track) is not None:
@@ -89,9 +78,9 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     with contextlib.ExitStack() as ending:
         trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
-            folder = ending.enter_context(hold_folder(config))
+            folder = ending.enter_context(run_folder.hold_folder(config))
             if trainer.files is not None:
-                trainer.files.keep_in(folder / REPLAY_NAME)
+                trainer.files.keep_in(folder / run_folder.REPLAY_NAME)
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
@@ -109,8 +98,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             say(f"{notice}\n")
         if trainer.files is not None:
             trainer.files.recall()
-        record_start(folder, arguments, done)
-        shown = path_to_show(folder, here)
+        run_folder.record_start(folder, arguments, done)
+        shown = run_folder.path_to_show(folder, here)
         console = train_and_report(trainer, folder, shown)
         trainer.close()
         console.summary(interrupted=stop.is_set())
@@ -164,17 +153,17 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
     from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
-    write_config(folder, config)
+    run_folder.write_config(folder, config)
     learner, begun = trainer.learner, trainer.tables
     metrics = learner.algorithm.metrics
     refuse_names_of_columns(learner.rewards.names, metrics)
-    row_of = {METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
+    row_of = {run_folder.METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
     every = config.experiment.evaluate_every
     if every is not None:
-        row_of[EVALUATIONS_NAME] = evaluations_row
+        row_of[run_folder.EVALUATIONS_NAME] = evaluations_row
         if not ended(config.experiment, done):
-            evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
-            begun = {**begun, EVALUATIONS_NAME: evaluations}
+            evaluations = scheduled_evaluations(begun.get(run_folder.EVALUATIONS_NAME, b""), every)
+            begun = {**begun, run_folder.EVALUATIONS_NAME: evaluations}
     tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)

@@ -191,6 +191,7 @@ def _take_replay(
 
 def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """What the last layer of a run's policy gives, in words."""
+    real = spec.continuous
     match config.algorithm:
         case algorithms.DQNSettings(distribution="c51") as own:
             words = f"atoms of returns from {own.lowest_return} to {own.highest_return}"
@@ -200,13 +201,11 @@ def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
             words = "returns of the parts of rewards"
         case algorithms.EpsilonGreedy():
             words = "action values"
-        case algorithms.ActionNoise() | algorithms.BCSettings(policy="deterministic") if (
-            spec.continuous
-        ):
+        case algorithms.ActionNoise() | algorithms.BCSettings(policy="deterministic") if real:
             words = "actions"
-        case algorithms.SACSettings() | algorithms.BCSettings(policy="squashed") if spec.continuous:
+        case algorithms.SACSettings() | algorithms.BCSettings(policy="squashed") if real:
             words = "means and deviations"
-        case _ if spec.continuous:
+        case _ if real:
             words = "means"
         case _:
             words = "logits" if len(spec.choices) == 1 else f"logits of {spec.choices} choices"

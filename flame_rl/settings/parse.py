@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-)
+from tyro import constructors
 
 from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -127,7 +121,7 @@ def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(
-    kind: type, arguments: Sequence[str], registry: ConstructorRegistry, **options: Any
+    kind: type, arguments: Sequence[str], registry: constructors.ConstructorRegistry, **options: Any
 ) -> tuple[Any, list[str]]:
     """A dataclass, filled in, and the words that are none of its flags."""
     options |= {"registry": registry, "return_unknown_args": True}
@@ -162,13 +156,13 @@ def _field(word: str) -> str:
     return word.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
-def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
+def _registry(nargs: Literal[1, "*"]) -> constructors.ConstructorRegistry:
     """How tyro makes flags of dataclasses. With `nargs` 1 words may follow that are no flag's, and
     a switch takes none; with "*" all words after a flag are its own."""
-    registry = ConstructorRegistry()
+    registry = constructors.ConstructorRegistry()
 
     @registry.struct_rule
-    def of_fields(info: StructTypeInfo) -> StructConstructorSpec | None:
+    def of_fields(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
         kind = info.type
         if not is_dataclass(kind) or kind.__name__ == "Flags":
             return None
@@ -190,7 +184,7 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
             else:
                 typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
             typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
-            specs.append(StructFieldSpec(name, typed, default, _helps(kind).get(name)))
+            specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
         def make(**values: Any) -> Any:
             for name, default in lists.items():
@@ -203,19 +197,19 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
             return kind(**values)
 
         make.__doc__ = kind.__doc__
-        return StructConstructorSpec(make, tuple(specs))
+        return constructors.StructConstructorSpec(make, tuple(specs))
 
     return registry
 
 
-def _spec(hint: Any, nargs: Literal[1, "*"]) -> PrimitiveConstructorSpec:
+def _spec(hint: Any, nargs: Literal[1, "*"]) -> constructors.PrimitiveConstructorSpec:
     """How the words after a flag become what `converted` takes, and how --help shows the flag."""
     kind = checks.bare(hint)
     several = get_origin(kind) is tuple
     one = checks.bare(get_args(kind)[0]) if several else kind
     choices = ("True", "False") if one is bool else get_args(one)
     metavar = f"{{{','.join(choices)}}}" if choices else one.__name__.upper()
-    return PrimitiveConstructorSpec(
+    return constructors.PrimitiveConstructorSpec(
         nargs="*" if several else nargs,
         metavar=f"{metavar} ..." if several else metavar,
         instance_from_str=functools.partial(_value, hint),

@@ -252,9 +252,8 @@ def known_here_alone(failure: CollectFailure) -> str:
     remedy = f"name the module that registers it, too: {module}:{spec.id}"
     if module == "__main__":
         remedy = f"put it into a module of its own, my_env.py, and name it my_env:{spec.id}"
-    return (
-        f". It is registered in this process alone; {remedy}, or collect here (--local --workers 0)"
-    )
+    here = "collect in this process (--local --workers 0)"
+    return f". It is registered in this process alone; {remedy}. Or {here}"
 
 
 def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:

@@ -269,9 +269,7 @@ def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
     # Of several agents, until the first has ended.
     seen = [row.get("raw", row["observations"]) for row in rows]
     raw = np.stack([each for each in seen if len(each) == len(seen[0])])
-    remedy = (
-        "take an offset away, or split them, in a wrapper (gymnasium.wrappers.TransformObservation)"
-    )
+    remedy = "take an offset away, or split them, by gymnasium.wrappers.TransformObservation"
     for part in observation_parts(spec.observation_space):
         if not isinstance(part.space, spaces.Box) or part.space.dtype in (*OF_ONE_BYTE, np.float32):
             continue

@@ -23,14 +23,7 @@ from flame_rl.backends.tasks import TaskSizes
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import call_with_timeout, unless_stopped
-from flame_rl.wire import codec
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    PolicySnapshot,
-)
+from flame_rl.wire import codec, messages
 
 # How long `close` tries to remove everything before it leaves that to the janitor.
 DRAIN_SECONDS = 3.5
@@ -53,7 +46,7 @@ class FlameBackend:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: messages.Environment,
         settings: Execution,
         deadlines: Deadlines,
         stop: threading.Event,
@@ -98,13 +91,15 @@ class FlameBackend:
         """The number of executors that the run can have now."""
         return self._capacity.executors
 
-    def describe(self, environment: Environment) -> EnvironmentSpec:
+    def describe(self, environment: messages.Environment) -> messages.EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         with contextlib.closing(Worker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
             return dispatch.describe_by(worker, environment, deadline, self._stop)
 
-    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
+    def collect(
+        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
+    ) -> dispatch.Collected:
         self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
@@ -112,7 +107,9 @@ class FlameBackend:
         finally:
             self._monitor.over()
 
-    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
+    def _collect(
+        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
+    ) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         try:
             self._began = time.monotonic()
@@ -300,7 +297,7 @@ class FlameBackend:
                 self._restart()
         self._give_up_if_lost("tasks are sent and none comes back")
 
-    def _transport_failed(self, failure: CollectFailure) -> None:
+    def _transport_failed(self, failure: messages.CollectFailure) -> None:
         if failure.kind == "transport" and self._session.failures >= FAILURES_OF_A_SESSION:
             self._reopen(failure.message)
         else:

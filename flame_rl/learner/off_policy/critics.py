@@ -69,9 +69,8 @@ class CriticEnsemble:
     def parts(self) -> dict[str, Stateful | nn.Module]:
         """See `GradientStep.parts`."""
         parts: dict[str, Stateful | nn.Module] = {}
-        for number, (critic, target) in enumerate(
-            zip(self._critics, self._targets, strict=True), start=1
-        ):
+        pairs = zip(self._critics, self._targets, strict=True)
+        for number, (critic, target) in enumerate(pairs, start=1):
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam
             parts[f"critic{number}_target"] = target.module
