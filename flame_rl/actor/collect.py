@@ -45,8 +45,7 @@ def collect_episodes(
         request: names the episodes; its environment must be the simulator's.
         simulator: reset before use, so that its earlier state has no effect.
         withdrawn: called at every lock step; returns true when the answer is no longer wanted.
-        played: called every `TELL_SECONDS` with the numbers of finished episodes and of env steps
-            so far.
+        played: called every `TELL_SECONDS` with the numbers of episodes and env steps so far.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.

@@ -33,8 +33,7 @@ class ExportCommand:
 
 
 def export(arguments: Sequence[str]) -> None:
-    """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
-    is missing."""
+    """Run the command. Raises UsageError without a policy, a writable FILE or a package."""
     command = parse_command(ExportCommand, arguments, "main.py export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")

@@ -57,8 +57,7 @@ def plot(arguments: Sequence[str]) -> None:
 
 
 def _read(paths: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, and in folders of them; of several, those that cannot be read are
-    left out."""
+    """The runs in these folders, and in folders of them; of several, without unreadable ones."""
     from flame_rl.report.runs import read_run
     from flame_rl.run.folder import runs_below
 

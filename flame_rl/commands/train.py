@@ -136,17 +136,8 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
 def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleReporter:
     """Do and report the remaining iterations; save what was learned, whatever ends them. `shown` is
     the folder as errors name it."""
-    from flame_rl.report import Reporters
+    from flame_rl.report import Reporters, tables
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.tables import (
-        TIMING_NAME,
-        TableReporter,
-        evaluations_row,
-        metrics_row,
-        refuse_names_of_columns,
-        scheduled_evaluations,
-        timing_row,
-    )
     from flame_rl.report.trackers import TrackReporter
     from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.results import ended
@@ -156,22 +147,25 @@ def train_and_report(trainer: Trainer, folder: Path, shown: Path) -> ConsoleRepo
     run_folder.write_config(folder, config)
     learner, begun = trainer.learner, trainer.tables
     metrics = learner.algorithm.metrics
-    refuse_names_of_columns(learner.rewards.names, metrics)
-    row_of = {run_folder.METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
+    tables.refuse_names_of_columns(learner.rewards.names, metrics)
+    row_of = {
+        run_folder.METRICS_NAME: partial(tables.metrics_row, metrics),
+        tables.TIMING_NAME: tables.timing_row,
+    }
     every = config.experiment.evaluate_every
     if every is not None:
-        row_of[run_folder.EVALUATIONS_NAME] = evaluations_row
+        name = run_folder.EVALUATIONS_NAME
+        row_of[name] = tables.evaluations_row
         if not ended(config.experiment, done):
-            evaluations = scheduled_evaluations(begun.get(run_folder.EVALUATIONS_NAME, b""), every)
-            begun = {**begun, run_folder.EVALUATIONS_NAME: evaluations}
-    tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
+            begun = {**begun, name: tables.scheduled_evaluations(begun.get(name, b""), every)}
+    files = [tables.TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)
-    consumers = [*tables, console]
+    consumers = [*files, console]
     names = ["tensorboard"] * config.output.tensorboard + [config.output.track]
     consumers += [TrackReporter(folder, config, name, trainer.stop) for name in filter(None, names)]
     reporters = Reporters(consumers)
-    checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
+    checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in files})
 
     def save() -> None:
         # Each is tried, and what matters most comes first.

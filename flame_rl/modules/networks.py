@@ -157,9 +157,7 @@ class Returns:
 
     def __post_init__(self) -> None:
         if self.support is not None and self.quantiles != 1:
-            raise ValueError(
-                f"quantiles: {self.quantiles} beside a support; a network has only one of them"
-            )
+            raise ValueError(f"quantiles: {self.quantiles} beside a support; give one of them")
 
     @property
     def numbers(self) -> int:
@@ -202,8 +200,7 @@ class ActionValueNetwork(PolicyNetwork):
 
     def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
-        duelling, the mean of quantiles and a weighted sum are linear and go into the last
-        layer."""
+        duelling, the mean of quantiles and a weighted sum are linear, in the last layer."""
         *layers, last = super().export_layers()
         arrays = {
             "weight": self.for_actors(last.arrays["weight"]),

@@ -202,8 +202,7 @@ class States:
             place: the place of its state in `arrays`.
             layer: see `flame_rl.nets.layers.LayerKind.act`.
             x: its input, [blocks, ROW_BLOCK, inputs].
-            rows: the slot of each of these rows. A slot that occurs twice must have the same input
-                twice.
+            rows: the slot of each of these rows. A slot that occurs twice must have equal inputs.
 
         Returns:
             Its output, [blocks, ROW_BLOCK, outputs].

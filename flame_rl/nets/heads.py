@@ -1,8 +1,7 @@
 """The heads of a network in NumPy: they turn its output into actions.
 The log-probabilities that losses see are in flame_rl/modules/networks.py.
 
-discrete.py and continuous.py have the heads of policies, one class for each kind; kinds.py lists
-them.
+discrete.py and continuous.py have the heads of policies, a class a kind; kinds.py lists them.
 """
 
 from typing import ClassVar, Literal

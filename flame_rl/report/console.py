@@ -185,8 +185,7 @@ class ConsoleReporter:
             self._bar.advance(completed, mean, self._left())
 
     def _seconds_left(self) -> float:
-        """Until the end of the run, as far as its speed so far tells; 0 before the first iteration
-        has ended."""
+        """Until the end of the run, by its speed so far; 0 before the first iteration has ended."""
         if self._last is None:
             return 0.0
         begun = results.progress(self._experiment, self._done)

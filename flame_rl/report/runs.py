@@ -1,5 +1,4 @@
-"""What run folders say: learning curves grouped by setting, final scores compared, and how far each
-run is."""
+"""What run folders say: learning curves grouped by setting, final scores, and how far runs are."""
 
 import io
 import math

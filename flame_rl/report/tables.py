@@ -72,8 +72,7 @@ class TableReporter:
 
 
 def metrics_row(metrics: Sequence[str], result: IterationResult) -> Row:
-    """The row of metrics.csv; `metrics` names the algorithm's columns, where a cell without a value
-    is empty."""
+    """The row of metrics.csv; `metrics` names the algorithm's columns, empty without a value."""
     return {
         **{name: getattr(result, name) for name in _FIRST},
         **result.reward_parts,

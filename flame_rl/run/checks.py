@@ -8,7 +8,7 @@ from itertools import pairwise
 from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
-from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.learner.rewards import raised_by
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
@@ -146,9 +146,7 @@ def own_networks() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise UsageError(
-            f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
-        ) from error
+        raise raised_by("model.py", error) from error
     except (AttributeError, ImportError) as error:
         if "failed to map segment" in str(error):
             raise UsageError(

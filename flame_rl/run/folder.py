@@ -47,9 +47,7 @@ def check_output(config: TrainConfig) -> None:
     begun = metrics.exists() and metrics.stat().st_size > 0
     # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
-        raise UsageError(
-            f"--output: {folder} holds another run; name another, or --resume {folder}"
-        )
+        raise UsageError(f"--output: {folder} holds another run; name another or --resume {folder}")
 
 
 def make_folder(config: TrainConfig) -> Path:

@@ -82,9 +82,7 @@ class Policy:
         # The noise of each episode's latest sampled action.
         self._noise: list[np.ndarray | None] = [None] * episodes
 
-    def act(
-        self, observation: object, explore: bool = False, action_mask: object | None = None
-    ) -> Action:
+    def act(self, observation: object, explore: bool = False, action_mask: object = None) -> Action:
         """The action for one observation; see `act_all`."""
         masks = None if action_mask is None else [action_mask]
         return self.act_all([observation], explore, masks)[0]

@@ -59,9 +59,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
-        warnings.append(
-            "with another end of the run, the learning rates or importance weights change"
-        )
+        warnings.append("with another end of the run, the learning rates or sample weights change")
     then, device = saved.execution.device, config.execution.device
     if then != device:
         warnings.append(

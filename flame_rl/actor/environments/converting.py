@@ -23,14 +23,12 @@ MAX_BOUND = 1e6
 ToEnvironment = Callable[[np.ndarray], Sequence[np.integer | np.ndarray]]
 
 
-def write_observation(
-    parts: Sequence[ObservationPart], observation: object, row: np.ndarray
-) -> None:
+def write_observation(parts: Sequence[ObservationPart], given: object, row: np.ndarray) -> None:
     """Check an observation, and flatten it into `row`, of `observation_dtype`. NaN and infinity of
     a space that is one Box are written as they are: the caller checks all rows together. Raises
     ValueError, which begins with the part's name, if the observation is not in its space."""
     for part in parts:
-        value, space, where = observation, part.space, f"observation{part.name}"
+        value, space, where = given, part.space, f"observation{part.name}"
         for depth, key in enumerate(part.path):
             value = _inside(value, key, part.path[:depth])
         try:

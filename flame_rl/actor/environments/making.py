@@ -16,13 +16,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
+from flame_rl.actor.environments import wrapping
 from flame_rl.actor.environments.masks import beside_mask, with_masks
-from flame_rl.actor.environments.wrapping import (
-    constructor_arguments,
-    import_wrapper,
-    wrapped,
-    wrappers_of,
-)
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import LEAVES, observation_parts
@@ -58,11 +53,11 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
                 spec or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
-                **constructor_arguments(environment, render_mode),
+                **wrapping.constructor_arguments(environment, render_mode),
             )
     except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
-    env = wrapped(environment, env, gymnasium.Env)
+    env = wrapping.wrapped(environment, env, gymnasium.Env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
@@ -102,7 +97,7 @@ def import_environment(environment: Environment) -> None:
     """Import what makes an environment, as far as that goes: making it says what is wrong."""
     with contextlib.suppress(Exception, SystemExit):
         for wrapper in environment.wrapper:
-            import_wrapper(wrapper)
+            wrapping.import_wrapper(wrapper)
     with contextlib.suppress(Exception, SystemExit):
         if import_class(environment.env_id) is None:
             importlib.import_module(environment.env_id)
@@ -149,7 +144,9 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits = (each._max_episode_steps for each in wrappers_of(env) if isinstance(each, TimeLimit))
+    limits = (
+        each._max_episode_steps for each in wrapping.wrappers_of(env) if isinstance(each, TimeLimit)
+    )
     return min(limits, default=None)
 
 
@@ -265,9 +262,7 @@ def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
     return None
 
 
-def needs_package(
-    env_id: str, absent: ModuleNotFoundError, group: str | None = None
-) -> SimulatorError:
+def needs_package(env_id: str, absent: ModuleNotFoundError, group: str = "") -> SimulatorError:
     """The error of an environment that imports a package that is not there, with what installs it:
     this dependency group or, by default, the one in `GROUPS`."""
     package = absent.name.partition(".")[0]
@@ -337,8 +332,7 @@ def quiet_about_own_models(spec: EnvSpec | None) -> Iterator[None]:
 def stop_clock() -> None:
     """Remove the clock that MuJoCo's Python package installs, until `start_clock`: it takes 15 % of
     a step of HalfCheetah only to fill `MjData.timer`. One that the user has set stays, and so does
-    the package's before MuJoCo 4.0, where each `MjData` installs it, and on Windows, where it is
-    not found."""
+    the package's before MuJoCo 4.0, where each `MjData` installs it, and on Windows."""
     mujoco = sys.modules.get("mujoco")
     # Another module may have this name.
     with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):

@@ -187,9 +187,8 @@ class _Together:
             self._batch.step(None if len(slots) == self._batch.nsim else slots, nstep=frames)
         except self._error as error:
             slot = int(error.ids[0])
-            raise SimulatorError(
-                "simulator", f"step raised {self._batch.error(slot)}", slot
-            ) from error
+            text = f"step raised {self._batch.error(slot)}"
+            raise SimulatorError("simulator", text, slot) from error
 
 
 class _OneByOne:

@@ -265,6 +265,5 @@ def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:
 
 
 def _array(array: np.ndarray, dtype: type, *shape: int) -> np.ndarray:
-    """The array as core.c takes it. Raises ValueError for another number of numbers, which it would
-    not notice."""
+    """The array as core.c takes it. Raises ValueError for another size, which C does not see."""
     return np.ascontiguousarray(array, dtype).reshape(shape)

@@ -1,5 +1,4 @@
-"""Demonstrations as a file has them, in the environment's terms, to episodes as actors record them,
-and back.
+"""Demonstrations as files have them, in the environment's terms, to recorded episodes, and back.
 
 A file has arrays by name, of N steps in E episodes, one after another:
 
@@ -179,9 +178,7 @@ def _ends(arrays: _Arrays, steps: int) -> tuple[np.ndarray, np.ndarray]:
                 "correct them"
             )
     elif not cut or not ends[-1]:
-        raise UsageError(
-            "truncations: missing, or the last step ends no episode; give them, or lengths"
-        )
+        raise UsageError("truncations: missing, or the last step ends no episode; give lengths")
     return np.diff(last, prepend=-1), terminations[last]
 
 

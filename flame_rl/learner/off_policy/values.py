@@ -200,8 +200,7 @@ def softmax(logits: np.ndarray, atoms: int) -> np.ndarray:
 
 
 def c51_loss(support: np.ndarray) -> Loss:
-    """The cross-entropy between target and predicted distribution (Bellemare et al. 2017,
-    algorithm 1).
+    """The cross-entropy of target and predicted distribution (Bellemare et al. 2017, alg. 1).
 
     "targets" are probabilities, [B, Z], as `project` returns them; the output is the logits,
     [B, A * Z]. In place of the TD error, "td_error" is the Kullback-Leibler divergence, the part of
@@ -291,8 +290,7 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
 def distributions(
     samples: Samples, outputs: np.ndarray, atoms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The targets, and the outputs for the samples' actions, both [B, Z]; `outputs` are
-    [B, A * Z]."""
+    """The targets, and the outputs, [B, A * Z], for the samples' actions, both [B, Z]."""
     targets, rows = samples["targets"], len(outputs)
     check_shape("targets", targets, rows, atoms)
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])

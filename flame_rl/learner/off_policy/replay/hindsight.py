@@ -97,9 +97,7 @@ class GoalFunctions:
             try:
                 self._simulator = PlainSimulator(replace(self._environment, slots=1))
             except SimulatorError as error:
-                raise UsageError(
-                    f"--hindsight: the learner makes an environment of its own, and {error}"
-                ) from error
+                raise UsageError(f"--hindsight: the learner's own environment: {error}") from error
         env = self._simulator.first
         if _attribute(env, "compute_reward") is None:
             raise UsageError(

@@ -209,8 +209,7 @@ def _incomplete(place: Place) -> JournalError:
 def _in_bytes(
     before: int, steps_before: int, previous: bytes, episodes: Episodes
 ) -> tuple[list[Buffer], bytes]:
-    """A record in chunks, to be written one after another, and its digest; for the arguments see
-    `Record`."""
+    """A record in chunks to write one after another, and its digest; for arguments see `Record`."""
     header = {"episodes": before, "steps": steps_before}
     arrays = {name: getattr(episodes, name) for name in ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
