@@ -145,7 +145,9 @@ def _with_column(run: Run, column: str) -> Run:
         if not table:
             raise UsageError(f"--columns: {run.folder} has no evaluations (--evaluate-every)")
     if name not in table:
-        raise UsageError(f"--columns: {run.folder} has no column {name!r}, but {', '.join(table)}")
+        raise UsageError(
+            f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"
+        )
     values, iterations = np.array(table[name]), np.array(table["iteration"], np.int64)
     # Iterations of a warm-up have no loss, for example.
     there = np.isfinite(values) & (iterations < len(run.values))
