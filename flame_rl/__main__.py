@@ -13,9 +13,8 @@ from typing import NoReturn
 
 import flame_rl
 from flame_rl.commands import COMMANDS, import_command
-from flame_rl.system.errors import Answered, RunError, UsageError
+from flame_rl.system.errors import Answered, RunError, UsageError, warn
 from flame_rl.system.files import why_refused
-from flame_rl.system.output import warn
 from flame_rl.system.program import from_clone, typed
 
 # What a Python without this project's environment lacks; see pyproject.toml.

@@ -45,8 +45,7 @@ def collect_episodes(
         request: names the episodes; its environment must be the simulator's.
         simulator: reset before use, so that its earlier state has no effect.
         withdrawn: called at every lock step; returns true when the answer is no longer wanted.
-        played: called every `TELL_SECONDS` with the numbers of finished episodes and of env steps
-            so far.
+        played: called every `TELL_SECONDS` with the numbers of episodes and env steps so far.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
@@ -80,11 +79,8 @@ class _Play:
 
     In a lock step, every running slot observes, acts and steps, each in an episode of its own. When
     all have ended, they are cut out of the blocks. Where K agents play together, every K slots are
-    a group, and so are every K episodes.
-
-    Attributes:
-        running: int [n], the slots that play, ascending.
-        ended, env_steps: the numbers of episodes that have ended, and of env steps.
+    a group, and so are every K episodes. `running`: int [n], the slots that play, ascending.
+    `ended`, `env_steps`: the numbers of episodes that have ended, and of env steps.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
@@ -274,9 +270,7 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
     known |= {column.name: (column.dtype, column.shape, True) for column in simulator.observed}
     for column in request.columns:
         if known.get(column.name) != (column.dtype, column.shape, column.per_observation):
-            return (
-                f"column {column.name[:40]!r}: {column} is asked for, and here are {known!s:.500}"
-            )
+            return f"column {column.name[:40]!r}: {column} is asked for, here are {known!s:.500}"
     return ""
 
 

@@ -1,7 +1,5 @@
 """The error of a simulator, with the slot where it happened."""
 
-from __future__ import annotations
-
 import traceback
 
 from flame_rl.wire.messages import CollectFailure, FailureKind, legible
@@ -42,8 +40,7 @@ def of_another_api(what: str) -> SimulatorError:
     return unusable(
         f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
         "options=…) must return observation, info, and step(action) observation, reward, "
-        "terminated, truncated, info; one of gym before 0.26 is wrapped by GymV21CompatibilityV0 "
-        "of shimmy (`uv add shimmy`)"
+        "terminated, truncated, info; one of gym before 0.26 is wrapped by shimmy (`uv add shimmy`)"
     )
 
 

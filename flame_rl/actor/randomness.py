@@ -1,7 +1,5 @@
 """The random numbers of each episode: a seed for its environment, and noise for its actions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from flame_rl.nets.acting import ActingPolicy, Rows

@@ -1,7 +1,5 @@
 """Backends collect episodes. They are interchangeable and never change a result."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from flame_rl.backends.dispatch import Collected, Listener
@@ -9,11 +7,7 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class Backend(Protocol):
-    """What the training loop requires of a backend.
-
-    Attributes:
-        listener: receives progress, and what a cluster is waited for.
-    """
+    """What the training loop requires of a backend. `listener`: hears of progress and waits."""
 
     listener: Listener
 

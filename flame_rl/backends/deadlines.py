@@ -1,7 +1,5 @@
 """The deadline of a task, from the time that earlier tasks took and its number of episodes."""
 
-from __future__ import annotations
-
 import threading
 
 from flame_rl.actor.worker.supervisor import Limits
@@ -58,8 +56,6 @@ class Deadlines:
             return self._fixed
         if not self._longest:
             return FIRST_SECONDS * self._allowance
-        one_by_one = min(
-            seconds * max(1.0, episodes / size) for size, seconds in self._longest.items()
-        )
+        one_by_one = min(time * max(1.0, episodes / n) for n, time in self._longest.items())
         longest = TIMES_THE_LONGEST * max(self._longest.values())
         return self._allowance * max(LEAST_SECONDS, longest, TIMES_ONE_BY_ONE * one_by_one)

@@ -1,7 +1,5 @@
 """Start the backend that a configuration asks for."""
 
-from __future__ import annotations
-
 import os
 import threading
 
@@ -48,8 +46,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         name = config.experiment.env_name.removeprefix(CALLABLE)
         raise UsageError(
             f"--env: the function {name} makes environments in this process alone (local=True, "
-            "workers=0). For worker processes or a cluster, register the environment in a module "
-            "and name it as module:EnvId"
+            "workers=0); register the environment in a module, and name it as module:EnvId"
         )
     limits = execution.task_timeout, execution.worker_episodes, execution.worker_megabytes
     if distributed:
@@ -59,10 +56,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         environment = Environment(environment_id(env), wrapper=config.experiment.wrapper)
         deadlines = Deadlines(*limits, execution.workers_per_executor)
         return FlameBackend(environment, execution, deadlines, stop)
-    if workers := local_workers(config):
-        from flame_rl.backends.processes import ProcessBackend
+    from flame_rl.backends.local import InlineBackend, ProcessBackend
 
-        return ProcessBackend(workers, Deadlines(*limits), stop)
-    from flame_rl.backends.inline import InlineBackend
-
-    return InlineBackend(stop)
+    workers = local_workers(config)
+    return ProcessBackend(workers, Deadlines(*limits), stop) if workers else InlineBackend(stop)

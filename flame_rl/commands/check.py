@@ -12,7 +12,7 @@ from flame_rl.settings.checks import Positive
 from flame_rl.settings.config import environment_of
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse
-from flame_rl.system.output import nothing_but_json, say
+from flame_rl.system.errors import nothing_but_json, say
 
 if TYPE_CHECKING:
     from flame_rl.tools.checking import Examined, Finding

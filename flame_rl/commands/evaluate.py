@@ -12,8 +12,7 @@ import tyro
 
 from flame_rl.settings.checks import Count, Seed
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
-from flame_rl.system.output import nothing_but_json, say, warn
+from flame_rl.system.errors import UsageError, nothing_but_json, say, warn
 from flame_rl.system.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -108,9 +107,8 @@ def evaluate(arguments: Sequence[str]) -> int:
                 warn(f"warning: {warning}")
             if notice := where_collected(trainer.config):
                 warn(notice)
-            result = trainer.evaluate(
-                command.episodes, command.explore, command.seed, command.record
-            )
+            wanted = command.episodes, command.explore, command.seed, command.record
+            result = trainer.evaluate(*wanted)
         if command.json:
             info = {
                 "env": trainer.spec.env_id,

@@ -1,7 +1,5 @@
 """`main.py export RUN policy.onnx`: write a policy for use in other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +7,9 @@ from pathlib import Path
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import require
-from flame_rl.system.output import say, warn
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ class ExportCommand:
 
 
 def export(arguments: Sequence[str]) -> None:
-    """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
-    is missing."""
+    """Run the command. Raises UsageError without a policy, a writable FILE or a package."""
     command = parse_command(ExportCommand, arguments, "export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
-from flame_rl.system.output import say, warn
+from flame_rl.system.errors import UsageError, say, warn
 
 if TYPE_CHECKING:
     from flame_rl.report.runs import Run
@@ -58,8 +57,7 @@ def plot(arguments: Sequence[str]) -> None:
 
 
 def _read(paths: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, and in folders of them; of several, those that cannot be read are
-    left out."""
+    """The runs in these folders, and in folders of them; of several, without unreadable ones."""
     from flame_rl.report.runs import read_run
     from flame_rl.run.folder import runs_below
 

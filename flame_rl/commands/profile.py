@@ -1,7 +1,5 @@
 """`main.py profile --env ant`: measure iterations, and say how many workers are worth it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -17,9 +15,8 @@ from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, nothing_but_json, say, warn
 from flame_rl.system.machine import available_cores
-from flame_rl.system.output import nothing_but_json, say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Measure what an iteration costs with one worker and with several, and say how many

@@ -1,7 +1,5 @@
 """`main.py runs`: a table of the runs in folders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +10,8 @@ import tyro
 
 from flame_rl.settings.checks import names_of
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import refused_as
-from flame_rl.system.output import say, warn
 
 # Columns that are sorted from the greatest to the least.
 _GREATEST_FIRST = ("env_steps", "last", "best", "seconds")

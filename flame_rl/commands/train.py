@@ -10,22 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.commands import COMMANDS
-from flame_rl.run.folder import (
-    EVALUATIONS_NAME,
-    METRICS_NAME,
-    REPLAY_NAME,
-    check_output,
-    hold_folder,
-    path_to_show,
-    refuse_another_run,
-    saved_config,
-    write_config,
-)
+from flame_rl.run import folder as run_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.errors import Interrupted, RunError, UsageError, say, warn
 from flame_rl.system.machine import has_display, require
-from flame_rl.system.output import say, warn
 from flame_rl.system.program import program, typed
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
@@ -70,20 +59,16 @@ def networks_of(path: Path) -> dict[str, object]:
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     """The configuration of the run in `folder`, changed by the flags on the command line. Raises
     UsageError if the folder holds no run, or if a flag would change its results."""
-    saved = saved_config(folder)
+    saved = run_folder.saved_config(folder)
     given, _ = parse(arguments, saved)
-    refuse_another_run(saved, given)
+    run_folder.refuse_another_run(saved, given)
     if given.output.output != saved.output.output:
-        raise UsageError(
-            f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
-            "the folder and resume the copy"
-        )
+        raise UsageError(f"--output: a resumed run stays in its folder, {folder}; leave it out")
     experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
         raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps, however many iterations that "
-            "takes; give --env-steps another number"
+            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
         )
     return given
 
@@ -92,11 +77,10 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     """Train, and report to the console and the run folder, which keeps the command's arguments."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.folder import record_start
     from flame_rl.run.trainer import Trainer
 
     here = Path.cwd()  # an environment may change it
-    check_output(config)
+    run_folder.check_output(config)
     if config.output.tensorboard:
         require("tensorboard", "tensorboard", "tensorboard")
     if (tracker := config.output.track) is not None:
@@ -106,16 +90,13 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     with contextlib.ExitStack() as ending:
         trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
-            folder = ending.enter_context(hold_folder(config))
+            folder = ending.enter_context(run_folder.hold_folder(config))
             if trainer.files is not None:
-                trainer.files.keep_in(folder / REPLAY_NAME)
+                trainer.files.keep_in(folder / run_folder.REPLAY_NAME)
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
-            raise UsageError(
-                f"--iterations: {done} are done already, more than {wanted}; name a greater "
-                "number, or leave the flag out"
-            )
+            raise UsageError(f"--iterations: {done} are done already, {wanted} asked; name more")
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:
@@ -129,8 +110,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             say(f"{notice}\n")
         if trainer.files is not None:
             trainer.files.recall()
-        record_start(folder, arguments, done)
-        shown = path_to_show(folder, here)
+        run_folder.record_start(folder, arguments, done)
+        shown = run_folder.path_to_show(folder, here)
         console, best = train_and_report(trainer, folder, shown)
         trainer.close()
         console.summary(stop.is_set(), best)
@@ -169,42 +150,36 @@ def train_and_report(
 ) -> tuple[ConsoleReporter, tuple[float, int]]:
     """Do and report the remaining iterations; save what was learned, whatever ends them. `shown` is
     the folder as errors name it. Returns `Checkpointer.best`, too."""
-    from flame_rl.report import Reporters
+    from flame_rl.report import Reporters, tables
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.tables import (
-        TIMING_NAME,
-        TableReporter,
-        evaluations_row,
-        metrics_row,
-        refuse_names_of_columns,
-        scheduled_evaluations,
-        timing_row,
-    )
     from flame_rl.report.trackers import TrackReporter
     from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.results import ended
     from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
-    write_config(folder, config)
+    run_folder.write_config(folder, config)
     learner, begun = trainer.learner, trainer.tables
     metrics = learner.algorithm.metrics
-    refuse_names_of_columns(learner.rewards.names, metrics)
-    row_of = {METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
+    tables.refuse_names_of_columns(learner.rewards.names, metrics)
+    row_of = {
+        run_folder.METRICS_NAME: partial(tables.metrics_row, metrics),
+        tables.TIMING_NAME: tables.timing_row,
+    }
     every = config.experiment.evaluate_every
     if every is not None:
-        row_of[EVALUATIONS_NAME] = evaluations_row
+        name = run_folder.EVALUATIONS_NAME
+        row_of[name] = tables.evaluations_row
         if not ended(config.experiment, done):
-            evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
-            begun = {**begun, EVALUATIONS_NAME: evaluations}
-    tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
+            begun = {**begun, name: tables.scheduled_evaluations(begun.get(name, b""), every)}
+    files = [tables.TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)
-    consumers = [*tables, console]
+    consumers = [*files, console]
     names = ["tensorboard"] * config.output.tensorboard + [config.output.track]
     consumers += [TrackReporter(folder, config, name, trainer.stop) for name in filter(None, names)]
     reporters = Reporters(consumers)
-    checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
+    checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in files})
 
     def save() -> None:
         # Each is tried, and what matters most comes first.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import flag, names_of
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say
 from flame_rl.system.machine import available_cores, require
-from flame_rl.system.output import say
 from flame_rl.system.program import typed
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.side_runs import without
@@ -53,8 +52,7 @@ def tune(arguments: Sequence[str]) -> int:
         flags = flags_of(arguments)
         if more := [name for name in flags if name not in ("--resume", *MAY_CHANGE)]:
             raise UsageError(
-                f"{more[0]}: a resumed study has its own; only {' and '.join(MAY_CHANGE)} may "
-                "change"
+                f"{more[0]}: a resumed study has its own; {' and '.join(MAY_CHANGE)} may change"
             )
         changed = {name[2:]: getattr(given, name[2:]) for name in MAY_CHANGE if name in flags}
         study = replace(Study.read(resumed), **changed)

@@ -1,7 +1,5 @@
 """`main.py watch RUN`: show what a policy does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,8 @@ from flame_rl.commands.evaluate import PolicyCommand, headline
 from flame_rl.settings.checks import Count
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.machine import has_display
-from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals, unless_stopped
 
 
@@ -49,10 +46,7 @@ def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(WatchCommand, arguments, "watch")
     if command.video is None and not has_display():
-        raise UsageError(
-            "there is no display for a window (DISPLAY, WAYLAND_DISPLAY): --video FILE.mp4 (or "
-            ".gif) writes a film"
-        )
+        raise UsageError("there is no display for a window (DISPLAY): use --video FILE.mp4")
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
         from rich.progress import Progress

@@ -1,17 +1,17 @@
 """The learner around any algorithm: policy versions, random numbers, saved state, digests, and the
 refusal of updates that are not finite."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards
 from flame_rl.learner.state import (
+    Metrics,
     Stateful,
     arrays_digest,
     count_in,
@@ -34,7 +34,7 @@ class Algorithm(Protocol):
             A replay memory is named `REPLAY`, see state.py.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
         notices: what a person should know when a run begins.
-        demonstrations: what else it learns from, see demonstrations/demonstrations.py.
+        demonstrations: what else it learns from, see demonstrations/files.py.
         lag: by how many updates the policy that collects is older than the latest one.
     """
 
@@ -56,22 +56,18 @@ class Algorithm(Protocol):
 
     def snapshot(self) -> PolicySnapshot:
         """The latest policy. The learner stamps the version."""
-        ...
 
     def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
         return self.snapshot()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """Learn from an iteration's episodes, which are whole and sorted by index.
 
         `generator` is seeded by the run's seed and the number of updates so far; `progress` is the
         share of the run that is done, above 1 in some resumed runs. Returns values of `metrics`, or
         of some of them; none in an iteration without an update.
         """
-        ...
 
     def close(self) -> None:
         """Close what is open besides files, such as an environment. May be called twice."""
@@ -79,11 +75,7 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-
-    Attributes:
-        algorithm: see `Algorithm`.
-        rewards: makes of collected episodes those that `update` learns from.
-    """
+    `algorithm`: see `Algorithm`. `rewards`: makes what `update` learns from."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
         self.algorithm, self.rewards = algorithm, rewards
@@ -114,7 +106,7 @@ class Learner:
         version = max(0, self._updates - self.algorithm.lag)
         return replace(self.algorithm.collector_snapshot(), version=version)
 
-    def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
+    def update(self, episodes: Episodes, progress: float = 0.0) -> Metrics:
         """Improve the policy by whole episodes, which `rewards` made of those that the latest
         `collector_snapshot` played; `progress` is the share of the run that is done, from 0 to 1.
 
@@ -141,9 +133,8 @@ class Learner:
             own, other = now.get(name, (None, 0)), before.get(name, (None, 0))
             if own[0] is not other[0] or own[1] != other[1]:
                 raise UsageError(
-                    f"{name} was replaced during an update, and the optimiser would go on with the "
-                    "old one; make all layers in the constructor, and change a parameter in place: "
-                    "`with torch.no_grad(): parameter.copy_(...)`"
+                    f"{name} was replaced during an update, and the optimiser has the old one; "
+                    "make layers in the constructor, and change a parameter in place by copy_"
                 )
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -159,8 +150,7 @@ class Learner:
         return _arrays_of(self.parts) | {"updates": np.array(self._updates)}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
-        if it does not fit."""
+        """Copy what `state_dict` returned. Raises as `Stateful.load_state_dict`."""
         for name, part in self.parts.items():
             load_part(part, part_of(state, name))
         self._updates = count_in(state, "updates")

@@ -1,11 +1,9 @@
-"""Makes a learner: the table of the algorithms. Each is imported when it is chosen, with what it
-needs alone."""
+"""Makes a learner: the table of the algorithms. Each is imported when it is chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,25 +28,22 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
-    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+    from flame_rl.learner.demonstrations.files import Demonstrations
     from flame_rl.learner.off_policy.gradient_step import GradientStep
     from flame_rl.learner.on_policy.update import Update
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     """A learner with the configured algorithm; its initial weights follow from the seed. Raises
-    UsageError if the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-    card."""
+    UsageError if the algorithm, or `make_rewards`, refuses the settings, or no card is there."""
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:
         # Here and not above: few runs have any.
-        from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-        from flame_rl.learner.demonstrations.files import read_demonstrations
+        from flame_rl.learner.demonstrations.files import Demonstrations
 
-        read = partial(read_demonstrations, config.experiment, spec, rewards)
         needs_masks = spec.masked and isinstance(config.algorithm, Replay)
-        demonstrations = Demonstrations(config.experiment, read, needs_masks)
+        demonstrations = Demonstrations(config.experiment, spec, rewards, needs_masks)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     device = choose_device(config, spec)
@@ -77,9 +72,8 @@ def _refuse_another_snapshot(
         raise UsageError(f"model.py: actors refuse the policy: {error}") from error
     # Zeros and ones, which any observation may have; each row is another one.
     places = np.arange(spec.observation_dim) % ROW_BLOCK
-    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(
-        observation_dtype(spec.observation_space)
-    )
+    dtype = observation_dtype(spec.observation_space)
+    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(dtype)
     rows = np.arange(ROW_BLOCK)
     samples = {"inputs": torch.from_numpy(seen)}
     if isinstance(policy.frames, FrameStack):
@@ -112,8 +106,7 @@ def _refuse_common_parameters(modules: dict[str, nn.Module]) -> None:
             if owner != name:
                 raise UsageError(
                     f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
-                    "common, and each is trained by itself; add --shared-torso, or give each its "
-                    "own layers"
+                    "common; add --shared-torso, or give each its own layers"
                 )
 
 
@@ -123,14 +116,11 @@ def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> N
     why = ""
     if keys and not isinstance(settings, PolicyGradient | Critics):
         why = (
-            f"{config.algorithm_name} has no critic beside its policy, which would observe more; "
-            "choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+            f"{config.algorithm_name} has no critic beside its policy; choose reinforce, a2c, ppo, "
+            "impala, ddpg, td3 or sac, or leave the flag out"
         )
     elif keys and settings.shared_torso:
-        why = (
-            "with --shared-torso policy and values are one network, which observes the same; "
-            "leave one of the two out"
-        )
+        why = "with --shared-torso policy and values are one network; leave one of the two out"
     elif keys:
         why = why_no_keys(spec.env_id, spec.observation_space, keys)
     if why:

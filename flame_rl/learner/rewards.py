@@ -5,8 +5,6 @@ Actors record what the environment gives; here it becomes one number, before any
 it: raw rewards are the environment's own, shaped rewards those that are learned from.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,8 +70,7 @@ class Rewards:
         return dict(zip(self.outcomes, means.tolist(), strict=True))
 
     def raw_return(self, episode: Episode) -> float:
-        """The undiscounted sum of the raw rewards in a collected episode. Raises UsageError as
-        `raw` does."""
+        """The sum of the raw rewards of a collected episode. Raises UsageError as `raw` does."""
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
     def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
@@ -109,9 +106,8 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
         return Rewards(parts, outcomes, learned=reward)
     if reward is None:
         raise UsageError(
-            f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers, and "
-            f"one number is learned from; give {len(parts)} weights, for {', '.join(parts)}, or a "
-            "function of your own by --reward module:function"
+            f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers; give "
+            f"{len(parts)} weights, for {', '.join(parts)}, or a function by --reward"
         )
     return Rewards(parts, outcomes, own=reward)
 
@@ -179,8 +175,7 @@ def raised_by(what: str, error: BaseException, note: str = "") -> UsageError:
 
 
 def import_function(setting: str, name: str) -> Callable[..., Any]:
-    """The user's function or class `module:function`. Raises UsageError, which names the setting's
-    flag."""
+    """The user's function or class `module:function`. Raises UsageError with the setting's flag."""
     module, _, attribute = name.rpartition(":")
     try:
         function = getattr(importlib.import_module(module), attribute, None)

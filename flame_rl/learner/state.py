@@ -1,7 +1,5 @@
 """What a learner's state is made of, and what is asked of every update."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Protocol
 
@@ -9,6 +7,8 @@ import numpy as np
 
 from flame_rl.system.errors import RunError
 
+# Numbers of an update by name, as in metrics.csv.
+Metrics = dict[str, float]
 # The name of a replay memory among a learner's parts, and of the folder with its files.
 REPLAY = "replay"
 
@@ -18,20 +18,14 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The state by name; the next update may change the arrays."""
-        ...
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
         if it does not fit."""
-        ...
 
 
 class Counter:
-    """A count; `Stateful`.
-
-    Attributes:
-        count: so far.
-    """
+    """A count; `Stateful`. `count`: so far."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +72,7 @@ def refuse_unless_finite(metrics: dict[str, float], state: dict[str, np.ndarray]
         if not np.isfinite(values).all():
             raise RunError(
                 f"the update was refused: {name.replace('_', ' ')} became NaN or infinite. The "
-                "weights are as they were before this update. Likely causes: a learning rate that "
-                "is too large (try a tenth), or rewards or observations of enormous size (scale "
-                "them in the environment)"
+                "weights are as they were before. Likely causes: too large a learning rate (try a "
+                "tenth), or rewards or observations of enormous size (scale them in the "
+                "environment)"
             )

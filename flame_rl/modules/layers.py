@@ -1,7 +1,5 @@
 """Layers as torch modules. Each exports itself for actors, as a kind of layer in flame_rl/nets/."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +13,8 @@ from flame_rl.wire.messages import Layer
 
 
 class LayerModule(nn.Module):
-    """A torch module that is also a kind of layer in flame_rl/nets/.
-
-    Attributes:
-        kind: the name of that kind. A class that says it in its own body computes what the kind
-            does.
-    """
+    """A torch module that is also a kind of layer in flame_rl/nets/. `kind`: the name of that kind.
+    A class that says it in its own body computes what the kind does."""
 
     kind: str
 
@@ -106,12 +100,8 @@ class Activation(LayerModule):
 class Convolution(LayerModule, nn.Conv2d):
     """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
     are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
-    places across * filters].
-
-    Attributes:
-        size: rows, columns and channels of a picture.
-        output_size: the same of the output: places down and across, and filters.
-    """
+    places across * filters]. `size`: rows, columns and channels of a picture. `output_size`: the
+    same of the output: places down and across, and filters."""
 
     kind = "convolution"
 
@@ -138,13 +128,9 @@ class Convolution(LayerModule, nn.Conv2d):
 
 
 class Branches(nn.Module):
-    """Inputs side by side, each through layers of its own: float32 [..., sum of widths] ->
-    [..., sum of the outputs' widths].
-
-    Attributes:
-        widths: of the inputs.
-        branches: the layers of each input; without any, it stays as it is.
-    """
+    """Inputs side by side, each through layers of its own: float32 [..., sum of widths] -> [...,
+    sum of the outputs' widths]. `widths`: of the inputs. `branches`: the layers of each input;
+    without any, it stays as it is."""
 
     def __init__(self, widths: Sequence[int], branches: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()
@@ -188,9 +174,8 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
         known = next((each for each in classes if each in containers or "kind" in vars(each)), None)
         if known is None:
             raise UsageError(
-                f"model.py: {type(module).__name__} is no `LayerModule` "
-                "(flame_rl/modules/layers.py), which exports itself for actors; "
-                "flame_rl/nets/kinds.py has the kinds of layers that they know"
+                f"model.py: {type(module).__name__} is no `LayerModule` of modules/layers.py, "
+                "which exports one of the kinds of layers in flame_rl/nets/kinds.py"
             )
         _refuse_another_forward(module, known)
         if known is nn.Sequential:
@@ -213,8 +198,7 @@ def _refuse_another_forward(module: nn.Module, known: type[nn.Module]) -> None:
         why = f"this {name} has a hook, which actors do not get"
     if why:
         raise UsageError(
-            f"model.py: {name}: {why}; make it a class with a `kind` of its own, see "
-            "docs/add-a-layer.md"
+            f"model.py: {name}: {why}; make it a class with a `kind` (docs/add-a-layer.md)"
         )
 
 

@@ -5,8 +5,6 @@ width of an observation, or with stacked frames [frames, D]; A that of an action
 actions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +24,8 @@ Preprocessing = tuple[nn.Module, nn.Module]
 
 
 class ObservationNetwork(nn.Module):
-    """Layers after the preprocessing of observations.
-
-    Attributes:
-        frames, normalizer: see `Preprocessing`.
-        network: the layers.
-    """
+    """Layers after the preprocessing of observations. `frames`, `normalizer`: see `Preprocessing`.
+    `network`: the layers."""
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -86,13 +80,9 @@ class PolicyNetwork(ObservationNetwork):
 
 class CategoricalPolicy(PolicyNetwork):
     """A choice, or several independent ones: the network gives the logits of one factor after
-    another. A loss sees log-probabilities of "actions" and entropies, both summed over the
-    factors, float32 [B] each; where samples have masks, over what these allow.
-
-    Attributes:
-        choices: the number of choices of each factor.
-        factored: whether actions have a dimension for the factors.
-    """
+    another. A loss sees log-probabilities of "actions" and entropies, both summed over the factors,
+    float32 [B] each; where samples have masks, over what these allow. `choices`: the number of
+    choices of each factor. `factored`: whether actions have a dimension for the factors."""
 
     def __init__(
         self,
@@ -167,9 +157,7 @@ class Returns:
 
     def __post_init__(self) -> None:
         if self.support is not None and self.quantiles != 1:
-            raise ValueError(
-                f"quantiles: {self.quantiles} beside a support; a network has only one of them"
-            )
+            raise ValueError(f"quantiles: {self.quantiles} beside a support; give one of them")
 
     @property
     def numbers(self) -> int:
@@ -197,11 +185,7 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
 
 class ActionValueNetwork(PolicyNetwork):
     """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
-    Z]. Actors take the action of greatest value.
-
-    Attributes:
-        returns: what the Z numbers are.
-    """
+    Z]. Actors take the action of greatest value. `returns`: what the Z numbers are."""
 
     def __init__(
         self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
@@ -216,8 +200,7 @@ class ActionValueNetwork(PolicyNetwork):
 
     def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
-        duelling, the mean of quantiles and a weighted sum are linear and go into the last
-        layer."""
+        duelling, the mean of quantiles and a weighted sum are linear, in the last layer."""
         *layers, last = super().export_layers()
         arrays = {
             "weight": self.for_actors(last.arrays["weight"]),
@@ -240,11 +223,8 @@ class ActionValueNetwork(PolicyNetwork):
 
 class ValueNetwork(ObservationNetwork):
     """The return that follows an observation. A loss sees it in units of reward, float32 [B].
-
-    Attributes:
-        scale: the size of returns, set by the learner: the layers work near 1, in any unit of
-            reward; see `rescale`. It is 0 before the first update, and so is every value.
-    """
+    `scale`: the size of returns, set by the learner: the layers work near 1, in any unit of reward;
+    see `rescale`. It is 0 before the first update, and so is every value."""
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
         super().__init__(preprocessing, layers)

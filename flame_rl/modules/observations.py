@@ -1,7 +1,5 @@
 """Preprocessing of observations: modules that normalise and stack them before the layers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -38,10 +36,7 @@ class ObservationNormalizer(LayerModule):
     """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`.
 
     It belongs to the network, so that a policy always acts with the statistics of its training. The
-    learner sets these from all observations that it has seen.
-
-    Attributes:
-        observation_dim: D.
+    learner sets these from all observations that it has seen. `observation_dim`: D.
     """
 
     kind = "normalize"
@@ -86,11 +81,7 @@ class Scaling(LayerModule):
 class Centering(LayerModule):
     """Subtracts the mean picture, and divides all numbers by the same standard deviation: most of a
     picture is a background that would drown what moves. The learner sets both from all pictures
-    that it has seen.
-
-    Attributes:
-        observation_dim: D.
-    """
+    that it has seen. `observation_dim`: D."""
 
     kind = "center"
 

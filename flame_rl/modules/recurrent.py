@@ -4,8 +4,6 @@ They are unrolled from an episode's first step: float32 [T, inputs] -> [T, outpu
 episodes side by side [T, E, inputs] -> [T, E, outputs].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,13 +12,12 @@ from torch import Tensor, nn
 
 from flame_rl.modules.layers import LayerModule
 
+# The state of a layer between two steps, [1, E, ...] each.
+LayerState = tuple[Tensor, ...]
+
 
 class _Memory(LayerModule):
-    """What both kinds share.
-
-    Attributes:
-        burnt_in: see `burning_in`.
-    """
+    """What both kinds share. `burnt_in`: see `burning_in`."""
 
     burnt_in: Tensor | None = None
 
@@ -33,9 +30,7 @@ class _Memory(LayerModule):
         state = tuple(torch.where(burns, each.detach(), each) for each in state)
         return torch.cat([first, self.unroll(x[steps:], state)[0]])
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
         before the first, None: 0."""
         raise NotImplementedError
@@ -50,9 +45,7 @@ class GRU(_Memory, nn.GRU):
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
         return outputs, (last,)
 
@@ -74,9 +67,7 @@ class LSTM(_Memory, nn.LSTM):
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
         return nn.LSTM.forward(self, x, state)
 
     def arrays(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
+from flame_rl.nets.heads import NOTHING, Columns, HeadKind
 from flame_rl.nets.kinds import HEADS, LAYERS
 from flame_rl.nets.layers import ROW_BLOCK, Act, InputsLayer, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
@@ -96,7 +96,7 @@ class ActingPolicy:
         noise: np.ndarray | None,
         states: States | None = None,
         rows: Rows = slice(None),
-        seen: Columns = NO_COLUMNS,
+        seen: Columns = NOTHING,
     ) -> np.ndarray:
         """One action for each row.
 
@@ -117,14 +117,12 @@ class ActingPolicy:
     def draw_noise(
         self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
     ) -> np.ndarray:
-        """The noise of an episode's next steps; the bits do not depend on how many are drawn at a
-        time.
+        """The noise of an episode's next steps, whose bits do not depend on how many are drawn.
 
         Args:
             generator: the episode's own.
             steps: the number of steps.
-            before: float64 [noise_width], the noise of the step before these; None: the episode
-                begins.
+            before: float64 [noise_width], the noise of the step before; None: a first step.
 
         Returns:
             float64 [steps, noise_width].
@@ -132,9 +130,8 @@ class ActingPolicy:
         head = self.head
         # One number more says whether a step repeats the one before.
         shape = steps, head.noise_width + (head.noise_repeat > 0)
-        noise = (
-            generator.standard_normal(shape) if head.noise == "normal" else generator.random(shape)
-        )
+        draw = generator.standard_normal if head.noise == "normal" else generator.random
+        noise = draw(shape)
         if head.noise_carry:
             last = np.zeros(head.noise_width) if before is None else before
             for row in noise:
@@ -176,10 +173,7 @@ class States:
     """The state of each layer with a memory, for each slot: that of the slot's episode.
 
     It is float32 between steps, whatever type a layer computes in, so that a recorded state is the
-    one that acted.
-
-    Attributes:
-        arrays: float32 [W, ...], one for each layer with a memory, in order.
+    one that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
@@ -208,8 +202,7 @@ class States:
             place: the place of its state in `arrays`.
             layer: see `flame_rl.nets.layers.LayerKind.act`.
             x: its input, [blocks, ROW_BLOCK, inputs].
-            rows: the slot of each of these rows. A slot that occurs twice must have the same input
-                twice.
+            rows: the slot of each of these rows. A slot that occurs twice must have equal inputs.
 
         Returns:
             Its output, [blocks, ROW_BLOCK, outputs].

@@ -1,12 +1,10 @@
 """Heads whose actions are real numbers; see heads.py."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
+from flame_rl.nets.heads import NOTHING, Columns, HeadKind
 from flame_rl.nets.layers import Shapes
 from flame_rl.wire.packing import WireError
 
@@ -36,12 +34,10 @@ class GaussianHead(HeadKind):
         self.log_std = log_std
         self._std = np.exp(log_std.astype(np.float64))
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return (output + self._std * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return output.astype(np.float32)
 
 
@@ -70,13 +66,11 @@ class SquashedGaussianHead(HeadKind):
         log_std = np.ascontiguousarray(output[:, self.noise_width :])
         return mean, np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         mean, log_std = self.mean_and_log_std(output)
         return np.tanh(mean + np.exp(log_std) * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
 
@@ -109,11 +103,9 @@ class NoisyHead(HeadKind):
         self.shape = (width,)
         self._std = std.astype(np.float64)
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return self.greedy(output + self._std * noise)
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         # np.clip takes several times as long on arrays this small.
         return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)

@@ -1,7 +1,5 @@
 """A convolution in NumPy, as a layer that acts; see layers.py."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

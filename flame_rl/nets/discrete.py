@@ -3,13 +3,11 @@
 Where observations come with masks, what these forbid is never chosen, and has no part in
 log-probabilities, entropies and maxima."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
+from flame_rl.nets.heads import NOTHING, Columns, HeadKind
 from flame_rl.nets.layers import Shapes
 from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
@@ -44,12 +42,10 @@ class FactoredHead(HeadKind):
         first = np.cumsum(choices) - choices
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return sample_choices(self._by_factor(_allowed_logits(output, seen)), noise.T).T
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         logits = self._by_factor(_allowed_logits(output, seen))
         return logits.argmax(axis=0).astype(np.int32).T
 
@@ -60,11 +56,8 @@ class FactoredHead(HeadKind):
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution: the output is its logits; actions are int32 [B].
-
-    Attributes:
-        width: A, the number of choices.
-    """
+    """A categorical distribution: the output is its logits; actions are int32 [B]. `width`: A, the
+    number of choices."""
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}
@@ -74,13 +67,11 @@ class CategoricalHead(FactoredHead):
         self.width = width
         self.shape = ()
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         # Transposed to one row per choice, because NumPy reduces many short rows slowly.
         return sample_choices(np.ascontiguousarray(_allowed_logits(output, seen).T), noise[:, 0])
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return _allowed_logits(output, seen).argmax(axis=1).astype(np.int32)
 
 
@@ -106,15 +97,13 @@ class EpsilonGreedyHead(HeadKind):
         """The value of each action, float64 [B, A]."""
         return output
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         values = self._allowed_values(output, seen)
         allowed = allowed_in(seen, values.shape[1])
         greedy = values.argmax(axis=1)
         return epsilon_greedy(greedy, values.shape[1], self._epsilon, noise, allowed)
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return self._allowed_values(output, seen).argmax(axis=1).astype(np.int32)
 
     def _allowed_values(self, output: np.ndarray, seen: Columns) -> np.ndarray:

@@ -1,11 +1,8 @@
 """The heads of a network in NumPy: they turn its output into actions.
 The log-probabilities that losses see are in flame_rl/modules/networks.py.
 
-discrete.py and continuous.py have the heads of policies, one class for each kind; kinds.py lists
-them.
+discrete.py and continuous.py have the heads of policies, a class a kind; kinds.py lists them.
 """
-
-from __future__ import annotations
 
 from typing import ClassVar, Literal
 
@@ -16,7 +13,7 @@ from flame_rl.nets.layers import Shapes
 NoiseKind = Literal["normal", "uniform"]
 # What comes with B observations, such as masks: columns by name, [B, ...] each.
 Columns = dict[str, np.ndarray]
-NO_COLUMNS: Columns = {}
+NOTHING: Columns = {}
 
 
 class HeadKind:
@@ -48,9 +45,7 @@ class HeadKind:
     noise_repeat: float = 0.0
     shape: tuple[int, ...] = ()
 
-    def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
-    ) -> np.ndarray:
+    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """An action for each row of the output.
 
         Args:
@@ -60,6 +55,6 @@ class HeadKind:
         """
         raise NotImplementedError
 
-    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
         raise NotImplementedError

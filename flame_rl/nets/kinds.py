@@ -1,7 +1,5 @@
 """All kinds of layers and heads, by the names that they have in a `PolicySnapshot`."""
 
-from __future__ import annotations
-
 from flame_rl.nets import continuous, convolution, discrete, layers, recurrent
 from flame_rl.nets.heads import HeadKind
 from flame_rl.nets.layers import LayerKind

@@ -11,8 +11,6 @@ a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is 
 observation. Activations are elementwise, so that they may have float32's precision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Layers that remember an episode, in NumPy; see layers.py."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

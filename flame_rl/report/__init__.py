@@ -1,12 +1,10 @@
 """Consumers of the training loop's results: the console, files, plots."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flame_rl.actor.failure import summary
 from flame_rl.run.results import IterationResult
-from flame_rl.system.output import warn
+from flame_rl.system.errors import warn
 
 
 class Reporters:

@@ -1,28 +1,20 @@
 """Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
 progress bar."""
 
-from __future__ import annotations
-
 import sys
 import time
-from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from flame_rl.report.header import RULE, header, reached_in_words
 from flame_rl.report.trackers import numbers_of
-from flame_rl.run.results import (
-    IterationResult,
-    Totals,
-    beyond_atoms,
-    ended,
-    progress,
-    reached,
-)
+from flame_rl.run import results
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.output import say
+from flame_rl.system.errors import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
-
-if TYPE_CHECKING:  # only a terminal needs it
-    from flame_rl.report.bar import RunBar
 
 LINE_EVERY = 10
 # Iterations that take long, and waits without a terminal, get a line this often.
@@ -35,13 +27,13 @@ class ConsoleReporter:
     """Prints to standard output; its summary counts the time since it was constructed."""
 
     def __init__(
-        self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals
+        self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: results.Totals
     ) -> None:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._config, self._spec, self._done = config, spec, done
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
-        self._last: IterationResult | None = None
+        self._last: results.IterationResult | None = None
         # A line about the latest evaluation, and the same until it is printed.
         self._evaluation = self._unsaid = ""
         # The collection that is shown, and when it began.
@@ -53,15 +45,13 @@ class ConsoleReporter:
         self._bar: RunBar | None = None
         say(header(config, spec, distributed, done))
         if sys.stdout is not None and sys.stdout.isatty():
-            from flame_rl.report.bar import RunBar
-
             counted = "Iteration" if experiment.env_steps is None else "Env steps"
             total = experiment.env_steps or experiment.iterations
             self._bar = RunBar(counted, total, self._completed(done))
 
     # What a run reports
 
-    def report(self, result: IterationResult) -> None:
+    def report(self, result: results.IterationResult) -> None:
         self._last, self._reported_at = result, time.perf_counter()
         self._retries += result.timing.retries
         self._undone += result.losses.get("update_scale") == 0
@@ -70,11 +60,11 @@ class ConsoleReporter:
             self._evaluation = self._unsaid = text
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
-        if (beyond := beyond_atoms(self._config, result)) and not self._told_of_atoms:
+        if (beyond := results.beyond_atoms(self._config, result)) and not self._told_of_atoms:
             self._told_of_atoms = True
             self.say(f"  {beyond}")
         first = result.iteration == self._done.iterations
-        last = ended(self._experiment, result.totals)
+        last = results.ended(self._experiment, result.totals)
         late = self._reported_at - self._said_at >= LINE_EVERY_SECONDS
         if result.iteration % LINE_EVERY == 0 or last or late:
             self._said_at = self._reported_at
@@ -151,7 +141,7 @@ class ConsoleReporter:
     def summary(self, interrupted: bool, best: tuple[float, int]) -> None:
         """Print the closing lines; after an interrupt, they cover what was done until then. `best`:
         the best mean return, of an evaluation where there are some, and its iteration."""
-        if ended(self._experiment, self._done):  # there was nothing to do
+        if results.ended(self._experiment, self._done):  # there was nothing to do
             return
         seconds, last = time.perf_counter() - self._began, self._last
         total = last.episodes if last else self._done.episodes
@@ -170,10 +160,7 @@ class ConsoleReporter:
                 "(try a smaller --learning-rate, or a greater --initial-log-std)"
             )
         if last and last.losses.get("gradient_steps") == 0:
-            lines.append(
-                "  Gradient steps: none; the run ended within --warm-up-steps (choose fewer, or a "
-                "longer run)"
-            )
+            lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
@@ -181,7 +168,7 @@ class ConsoleReporter:
             lines.append(self._evaluation)
         if last and last.totals.mean_return is not None and last.totals.mean_return < best[0]:
             lines.append(f"  Best Mean Reward: {best[0]:.1f}, in iteration {best[1]} (--best)")
-        if last and reached(self._experiment, last.totals):
+        if last and results.reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self.say("\n".join([*lines, RULE]))
 
@@ -196,7 +183,7 @@ class ConsoleReporter:
         if self._bar is not None:
             self._bar.show(what, text)
 
-    def _completed(self, totals: Totals) -> int:
+    def _completed(self, totals: results.Totals) -> int:
         return totals.iterations if self._experiment.env_steps is None else totals.env_steps
 
     def _advance(self, completed: float) -> None:
@@ -205,12 +192,11 @@ class ConsoleReporter:
             self._bar.advance(completed, mean, self._left())
 
     def _seconds_left(self) -> float:
-        """Until the end of the run, as far as its speed so far tells; 0 before the first iteration
-        has ended."""
+        """Until the end of the run, by its speed so far; 0 before the first iteration has ended."""
         if self._last is None:
             return 0.0
-        begun = progress(self._experiment, self._done)
-        done = progress(self._experiment, self._last.totals)
+        begun = results.progress(self._experiment, self._done)
+        done = results.progress(self._experiment, self._last.totals)
         spent, since = self._reported_at - self._began, time.perf_counter() - self._reported_at
         return max(0.0, spent * (1 - done) / (done - begun) - since)
 
@@ -219,7 +205,7 @@ class ConsoleReporter:
         return f"about {duration_in_words(seconds)} left" if seconds >= 1 else ""
 
 
-def details(result: IterationResult) -> str:
+def details(result: results.IterationResult) -> str:
     """What --verbose prints of an iteration."""
     lines = [f"  iteration {result.iteration}"]
     for group, numbers in numbers_of(result).items():
@@ -235,3 +221,44 @@ def duration_in_words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+class RunBar:
+    """The bar of a run, with texts below it; lines are printed above."""
+
+    def __init__(self, counted: str, total: int, completed: int) -> None:
+        """`counted` names what is counted, from `completed` to `total`."""
+        self._progress = Progress(
+            TextColumn(counted),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[returns]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._task = self._progress.add_task(
+            "", total=total, completed=completed, returns="", left=""
+        )
+        self._below: dict[str, str] = {}
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._live = Live(self._progress, console=console, transient=True)
+        self._live.start()
+
+    def advance(self, completed: float, returns: str, left: str) -> None:
+        """Move the bar; `returns` and `left` are shown beside it."""
+        self._progress.update(self._task, completed=completed, returns=returns, left=left)
+
+    def show(self, what: str, text: str) -> None:
+        """Replace the text called `what` below the bar."""
+        self._below[what] = text
+        # The console wraps nothing by itself, and would cut the text off.
+        below = [Text(each, no_wrap=False, overflow="fold") for each in self._below.values()]
+        self._live.update(Group(self._progress, *filter(None, below)))
+
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._live.console.print(text)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._live.stop()

@@ -1,8 +1,6 @@
 """Pictures: the learning curves of runs, and the final of a study. Lines also differ in their
 markers, for print in grey."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import (
-    EVALUATION,
-    Axis,
-    Setting,
-    group_runs,
-    mean_curve,
-    read_run,
-    smooth,
-)
+from flame_rl.report.runs import EVALUATION, Axis, Setting, group_runs, mean_curve, read_run, smooth
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")

@@ -1,10 +1,8 @@
 """The first lines of a run: what is trained, on what, and for how long."""
 
-from __future__ import annotations
-
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import has_bounds
+from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.backends.select import local_workers
 from flame_rl.run.checks import about_goals, most_env_steps, most_env_steps_of_an_iteration
 from flame_rl.run.results import Totals, ended, reached

@@ -1,7 +1,4 @@
-"""What run folders say: learning curves grouped by setting, final scores compared, and how far each
-run is."""
-
-from __future__ import annotations
+"""What run folders say: learning curves grouped by setting, final scores, and how far runs are."""
 
 import io
 from collections import defaultdict
@@ -143,9 +140,7 @@ def _with_column(run: Run, column: str) -> Run:
     if column == EVALUATION:
         table, name = run.evaluations, "reward_mean"
         if not table:
-            raise UsageError(
-                f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
-            )
+            raise UsageError(f"--columns: {run.folder} has no evaluations (--evaluate-every)")
     if name not in table:
         raise UsageError(
             f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"

@@ -1,7 +1,4 @@
-"""metrics.csv and evaluations.csv, which a rerun reproduces to the byte, and timing.csv, which it
-does not."""
-
-from __future__ import annotations
+"""metrics.csv and evaluations.csv, the same bytes in a rerun, and timing.csv, which is not."""
 
 import csv
 import io
@@ -75,8 +72,7 @@ class TableReporter:
 
 
 def metrics_row(metrics: Sequence[str], result: IterationResult) -> Row:
-    """The row of metrics.csv; `metrics` names the algorithm's columns, where a cell without a value
-    is empty."""
+    """The row of metrics.csv; `metrics` names the algorithm's columns, empty without a value."""
     return {
         **{name: getattr(result, name) for name in _FIRST},
         **result.reward_parts,

@@ -1,16 +1,14 @@
 """Report a run to TensorBoard, Weights & Biases, MLflow or Trackio. Where trackers send a run is up
 to their own variables, such as WANDB_MODE and MLFLOW_TRACKING_URI."""
 
-from __future__ import annotations
-
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from flame_rl.run.folder import STARTS_NAME
 from flame_rl.run.results import IterationResult
@@ -26,8 +24,7 @@ Settings = dict[str, str | float | bool]
 
 
 def numbers_of(result: IterationResult) -> dict[str, Mapping[str, float]]:
-    """Returns, metrics of the update, the evaluation where there was one, and times, each group by
-    name."""
+    """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
     timing = result.timing
     rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
     groups: dict[str, Mapping[str, float]] = {
@@ -65,12 +62,9 @@ class TrackedRun:
 
 class TrackReporter:
     """Logs every iteration. The tracker is asked for at the first one, so that one that fails is
-    left out as any reporter is. It has a thread of its own: the run does not wait for one that
-    blocks."""
+    left out as any reporter is. It has a thread of its own: no run waits for one that blocks."""
 
-    def __init__(
-        self, folder: Path, config: TrainConfig, tracker: str, stop: threading.Event
-    ) -> None:
+    def __init__(self, folder: Path, config: TrainConfig, tracker: str, stop: Event) -> None:
         """The run folder, whose name is the run's, and the tracker's name, or tensorboard."""
         self._start = partial(_start, folder, config, tracker)
         self._tracker, self._stop = tracker, stop

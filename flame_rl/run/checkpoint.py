@@ -5,8 +5,6 @@ a safetensors block with weights and optimiser. Nothing is pickled. Random state
 follows from seed and iteration.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re
@@ -129,10 +127,7 @@ def _decode(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
-        raise WireError(
-            f"written by another version of flame_rl, in format {found!s:.40}; this one reads "
-            f"format {FORMAT}"
-        )
+        raise WireError(f"written by another version of flame_rl, in format {found!s:.40}")
     tables = {}
     for name, array in list(arrays.items()):
         if name.startswith(_TABLE):

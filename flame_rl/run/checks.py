@@ -1,7 +1,5 @@
 """What is refused, or warned of, before a run's first episode."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +7,8 @@ from itertools import pairwise
 
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
-from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
+from flame_rl.learner.rewards import raised_by
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
@@ -34,11 +32,11 @@ _MANY = 1000
 def refuse_impossible_sizes(config: TrainConfig) -> None:
     """Raise UsageError for more weights than this machine has memory for."""
     widths = config.experiment.hidden_sizes
-    needed = _WEIGHT_BYTES * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
-    if needed > (there := physical_bytes()):
+    weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    if (needed := _WEIGHT_BYTES * weights / 1e9) > (there := physical_bytes() / 1e9):
         raise UsageError(
-            f"--hidden-sizes: {widths} would take at least {needed / 1e9:.1f} GB, and this machine "
-            f"or container has {there / 1e9:.1f} GB; choose less"
+            f"--hidden-sizes: {widths} would take at least {needed:.1f} of {there:.1f} GB; choose "
+            "less"
         )
 
 
@@ -89,10 +87,7 @@ def about_goals(spec: EnvironmentSpec) -> str:
     names = space.spaces.keys() if isinstance(space, spaces.Dict) else ()
     if spec.agents or "achieved_goal" not in names or "desired_goal" not in names:
         return ""
-    return (
-        "dqn, ddpg, td3 and sac learn from goals that are reached by chance, too, with "
-        "--hindsight future"
-    )
+    return "with --hindsight future, dqn, ddpg, td3 and sac learn from goals reached by chance"
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
@@ -123,15 +118,13 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
         warnings.append(
             f"the action space of {env}: {(~bounded).sum()} of {space.low.size} numbers have no "
-            f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
-            "environment are better, or in a wrapper (gymnasium.wrappers.TransformAction): "
-            "actions are scaled to them"
+            f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Give them bounds, to "
+            "which actions are scaled, or a wrapper (gymnasium.wrappers.TransformAction)"
         )
     if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
         warnings.append(
-            f"the action space of {env}: {choices:,} choices, each with an output and weights of "
-            "its own, so that an iteration takes minutes; a MultiDiscrete of several factors, or "
-            "a Box whose numbers a wrapper rounds, takes as little as usual"
+            f"the action space of {env}: {choices:,} choices, each with an output of its own, take "
+            "minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
         )
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start
@@ -141,7 +134,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             warnings.append(
                 f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
                 f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
-                "with two or three axes, and --frame-stack N shows the last N"
+                "with two or three axes"
             )
     return warnings
 
@@ -153,14 +146,11 @@ def own_networks() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise UsageError(
-            f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
-        ) from error
+        raise raised_by("model.py", error) from error
     except (AttributeError, ImportError) as error:
         if "failed to map segment" in str(error):
             raise UsageError(
-                f"torch cannot be loaded: {error}. Its libraries take 3.5 GB of address space: "
-                "raise the limit of this process (ulimit -v)"
+                f"torch cannot be loaded: {error}; let it have 3.5 GB of address space (ulimit -v)"
             ) from error
         module = error.obj if isinstance(error, AttributeError) else sys.modules.get(error.name)
         # See flame_rl.learner.own_model.

@@ -1,8 +1,6 @@
 """A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy: every
 command imports this module."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.metadata
@@ -50,10 +48,7 @@ def check_output(config: TrainConfig) -> None:
     begun = metrics.exists() and metrics.stat().st_size > 0
     # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
-        raise UsageError(
-            f"--output: {folder} holds another run; name a new folder, or go on with "
-            f"--resume {folder}"
-        )
+        raise UsageError(f"--output: {folder} holds another run; name another or --resume {folder}")
 
 
 def make_folder(config: TrainConfig) -> Path:
@@ -86,7 +81,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         except BlockingIOError as error:
             raise UsageError(
                 f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
-                "for its end or stop it, or begin a new run in another folder"
+                "for its end or stop it, or name another folder"
             ) from error
         except OSError:
             pass  # a file system without locks

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter, write_observation
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
-from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.learner.training.network import Samples
 from flame_rl.nets.acting import ActingPolicy
@@ -85,9 +84,7 @@ class Policy:
         # The noise of each episode's latest sampled action.
         self._noise: list[np.ndarray | None] = [None] * episodes
 
-    def act(
-        self, observation: object, explore: bool = False, action_mask: object | None = None
-    ) -> Action:
+    def act(self, observation: object, explore: bool = False, action_mask: object = None) -> Action:
         """The action for one observation; see `act_all`."""
         masks = None if action_mask is None else [action_mask]
         return self.act_all([observation], explore, masks)[0]
@@ -116,8 +113,8 @@ class Policy:
         if policy.remembers and count != self._playing:
             begun = f"{self._playing} had begun" if self._playing else "none has begun"
             raise ValueError(
-                f"episode: {begun}, and {count} are observed; this policy remembers what it "
-                "observed in each: say that episodes begin whenever environments were reset"
+                f"episode: {begun}, and {count} are observed; call begin whenever environments are "
+                "reset, as this policy remembers what it observed"
             )
         if count != len(self._noise):
             self.begin(count)
@@ -135,9 +132,8 @@ class Policy:
         given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
         if given != (wanted := count if self.spec.masked else 0):
             raise ValueError(
-                f"action_mask: {given} for {count} observations, and this policy was trained "
-                f"{'with' if wanted else 'without'} masks; give {wanted}, each as "
-                'action_mask=info["action_mask"]'
+                f"action_mask: {given} for {count} observations; this policy was trained "
+                f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
             )
         if not given:
             return {}

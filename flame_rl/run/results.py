@@ -171,9 +171,8 @@ def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
         return ""
     name, end = ("lowest", low) if following < low else ("highest", high)
     return (
-        f"--{name}-return: values have reached {end:g}, the last atom of C51, and what lies beyond "
-        "is learned as equal; begin again with one as far as discounted returns go, a step's "
-        "reward divided by 1 - gamma at most"
+        f"--{name}-return: values have reached {end:g}, the last atom of C51; begin again with one "
+        "as far as discounted returns go, at most a step's reward divided by 1 - gamma"
     )
 
 

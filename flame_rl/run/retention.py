@@ -1,21 +1,12 @@
 """Which checkpoints of a run are written, and which are kept."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flame_rl.run.checkpoint import (
-    CheckpointError,
-    encode_checkpoint,
-    iterations_of,
-    list_checkpoints,
-    read_checkpoint,
-    refused_by_the_disk,
-)
+from flame_rl.run import checkpoint
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
 from flame_rl.run.results import IterationResult, RunState
 from flame_rl.run.trainer import Trainer
@@ -46,8 +37,8 @@ class Checkpointer:
         self._better: tuple[RunState, Lengths] | None = None
         # The first replayed episode that each kept checkpoint needs.
         self._needed: dict[Path, int] = {}
-        with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
-            best = read_checkpoint(self._best_path)
+        with contextlib.suppress(checkpoint.CheckpointError):  # none yet, or a damaged one
+            best = checkpoint.read_checkpoint(self._best_path)
             if best.score is not None and best.iterations <= trainer.totals.iterations:
                 self._best = best.score
                 evaluated = trainer.config.experiment.evaluate_every is not None
@@ -87,19 +78,21 @@ class Checkpointer:
         self._write(path, latest, self._lengths, self._score)
         self._score = None
         self._save_best()
-        own = list_checkpoints(self._folder)
+        own = checkpoint.list_checkpoints(self._folder)
         # Later ones are of before the run went on from an earlier one.
-        done = [each for each in own if iterations_of(each) <= latest.totals.iterations]
+        done = [each for each in own if checkpoint.iterations_of(each) <= latest.totals.iterations]
         kept = done[: self._trainer.config.output.keep_checkpoints]
-        with refused_by_the_disk(self._folder):
+        with checkpoint.refused_by_the_disk(self._folder):
             for old in set(own) - set(kept):
                 old.unlink(missing_ok=True)
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
                 for each in set(kept) - self._needed.keys():
                     # Written before the run was resumed. Nobody can resume from a damaged one.
-                    with contextlib.suppress(CheckpointError):
-                        self._needed[each] = files.first_needed(read_checkpoint(each).learner)
+                    with contextlib.suppress(checkpoint.CheckpointError):
+                        self._needed[each] = files.first_needed(
+                            checkpoint.read_checkpoint(each).learner
+                        )
                 self._needed = {each: self._needed[each] for each in kept if each in self._needed}
                 files.forget_before(min(self._needed.values()))
 
@@ -120,8 +113,10 @@ class Checkpointer:
             name: bytes(text[:length])
             for (name, text), length in zip(self._tables.items(), lengths, strict=True)
         }
-        data = encode_checkpoint(state, score, self._trainer.spec, self._trainer.config, tables)
-        with refused_by_the_disk(path):
+        data = checkpoint.encode_checkpoint(
+            state, score, self._trainer.spec, self._trainer.config, tables
+        )
+        with checkpoint.refused_by_the_disk(path):
             # Without its parents: a run folder that was moved is not made again.
             self._folder.mkdir(exist_ok=True)
             write_atomically(path, data)

@@ -23,7 +23,7 @@ from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run import checks, folder, iteration, transfer
+from flame_rl.run import checks, folder, iteration, results, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
@@ -32,16 +32,6 @@ from flame_rl.run.checkpoint import (
     refused_by_the_disk,
 )
 from flame_rl.run.policy import Action, Policy
-from flame_rl.run.results import (
-    Evaluation,
-    IterationResult,
-    RunState,
-    Totals,
-    beyond_atoms,
-    ended,
-    evaluation_of,
-    reached,
-)
 from flame_rl.settings.checks import Count, Seed, converted, flag
 from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
@@ -59,7 +49,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
-Callback = Callable[[IterationResult], Literal["stop"] | None]
+Callback = Callable[[results.IterationResult], Literal["stop"] | None]
 
 # Settings that the command line carries out, and not the Trainer.
 REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
@@ -117,8 +107,8 @@ class Trainer:
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
         self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
         self.warnings: list[str] = []
-        self.totals, self.tables = Totals(), {}
-        self.before: RunState | None = None
+        self.totals, self.tables = results.Totals(), {}
+        self.before: results.RunState | None = None
         self._ended = self._closed = False
         self._process = os.getpid()
         self._closing = contextlib.ExitStack()
@@ -232,8 +222,7 @@ class Trainer:
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
         """Continue the run that `config.output.resume` names, a folder or a checkpoint in one, or
         begin. `found` is what `find_checkpoint` returned for it, if it was called. Raises
-        UsageError if no checkpoint can be used, or the newest sound one does not fit config.json or
-        model.py."""
+        UsageError if no checkpoint can be used, or it does not fit config.json or model.py."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
@@ -258,7 +247,7 @@ class Trainer:
         transfer.load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
 
-    def train(self) -> IterationResult:
+    def train(self) -> results.IterationResult:
         """Do one iteration: collect, update, and evaluate where that is due.
 
         Raises:
@@ -267,10 +256,10 @@ class Trainer:
             Interrupted: `stop` was set.
         """
         experiment = self.config.experiment
-        if ended(experiment, self.totals):
+        if results.ended(experiment, self.totals):
             name = "iterations" if experiment.env_steps is None else "env_steps"
             why = f"all {getattr(experiment, name)} are done"
-            if reached(experiment, self.totals):
+            if results.reached(experiment, self.totals):
                 name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
             raise UsageError(
                 f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
@@ -279,14 +268,14 @@ class Trainer:
         if self.stop.is_set():
             raise Interrupted
         result = self.iterate(self._backend)
-        if (beyond := beyond_atoms(self.config, result)) and beyond not in self.warnings:
+        if (beyond := results.beyond_atoms(self.config, result)) and beyond not in self.warnings:
             self.warnings.append(beyond)
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
         return result
 
     @ONE_BLAS_THREAD
-    def iterate(self, backend: Backend) -> IterationResult:
+    def iterate(self, backend: Backend) -> results.IterationResult:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
@@ -294,7 +283,7 @@ class Trainer:
         arrived = iteration.collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
-        self.before = RunState(self.totals, before)
+        self.before = results.RunState(self.totals, before)
         with stoppable(self.stop):
             try:
                 result = iteration.learn_iteration(*run, arrived)
@@ -306,10 +295,10 @@ class Trainer:
                 raise
         return result
 
-    def __iter__(self) -> Iterator[IterationResult]:
+    def __iter__(self) -> Iterator[results.IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
         self._ended = False
-        while not ended(self.config.experiment, self.totals):
+        while not results.ended(self.config.experiment, self.totals):
             if self._ended or self.stop.is_set():
                 return
             yield self.train()
@@ -320,7 +309,7 @@ class Trainer:
         explore: bool = False,
         seed: int = 0,
         record: str | Path | None = None,
-    ) -> Evaluation:
+    ) -> results.Evaluation:
         """Evaluate the policy in that many episodes, which it does not learn from.
 
         Args:
@@ -337,7 +326,7 @@ class Trainer:
             from flame_rl.learner.demonstrations.files import write_demonstrations
 
             write_demonstrations(Path(record), collected, self.spec)
-        return evaluation_of(collected, request.agents, self.learner.rewards)
+        return results.evaluation_of(collected, request.agents, self.learner.rewards)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""
@@ -385,7 +374,7 @@ class Trainer:
         with refused_by_the_disk(path):
             if self.files is not None:
                 self.files.copy_to(folder.files_beside(path))
-            state = RunState(self.totals, self.learner.state_dict())
+            state = results.RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))
 
@@ -404,14 +393,9 @@ class Trainer:
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
-            raise UsageError(
-                "this Trainer is closed; use it within its `with` block, or make another one"
-            )
+            raise UsageError("this Trainer is closed; use it within its `with` block, or a new one")
         if os.getpid() != self._process:
-            raise UsageError(
-                "this Trainer was made before a fork, and its workers and files are those of the "
-                "process that made it; make one in this process, or load what that one saved"
-            )
+            raise UsageError("this Trainer was made before a fork; make one here, or load its save")
 
     def __enter__(self) -> Trainer:
         return self
@@ -441,7 +425,4 @@ def _refuse_reports(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that only the command line carries out."""
     for name in REPORTS:
         if settings.get(name, default := getattr(Output, name)) != default:
-            raise UsageError(
-                f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
-                f"leave it out, or train with main.py {flag(name)}"
-            )
+            raise UsageError(f"{name}: a Trainer prints nothing; train with main.py {flag(name)}")

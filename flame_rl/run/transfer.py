@@ -15,14 +15,7 @@ from gymnasium import spaces
 from flame_rl.learner.state import REPLAY, arrays_digest, part_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
-from flame_rl.settings.algorithms import (
-    ActionNoise,
-    BCSettings,
-    DQNSettings,
-    EpsilonGreedy,
-    SACSettings,
-    SuccessorSettings,
-)
+from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -69,10 +62,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
-        warnings.append(
-            "with another end of the run, the learning rates or importance weights that follow it "
-            "differ from now on"
-        )
+        warnings.append("with another end of the run, the learning rates or sample weights change")
     then, device = saved.execution.device, config.execution.device
     if then != device:
         warnings.append(
@@ -109,8 +99,7 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: P
         if form(then) != form(now):
             raise UsageError(
                 f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
-                f"of {here.env_id} {now}; name an environment that has the same, or a wrapper that "
-                "makes it so; main.py --env … --from RUN trains in another one"
+                f"of {here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
             )
 
 
@@ -154,8 +143,7 @@ def begin_from(
     if config.experiment.from_digest not in (None, digest):
         raise UsageError(
             f"--from: {path} has gone on or was replaced: the SHA-256 of its state is {digest}, "
-            f"not {config.experiment.from_digest}. Name the checkpoint that the run began with, or "
-            "begin a new run without --from-digest"
+            f"not {config.experiment.from_digest}; name the checkpoint that the run began with"
         )
     then, now = output_of(old, checkpoint.spec), output_of(config, spec)
     another = "" if then == now else f"gives {then} there and {now} here"
@@ -170,9 +158,8 @@ def begin_from(
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
         warnings.append(
-            f"--from: {path} normalises observations, and this run does not, so that its networks "
-            "see other numbers than they know; --normalize-observations True, where "
-            f"{config.algorithm_name} has it"
+            f"--from: {path} normalises observations, and this run does not: "
+            f"--normalize-observations True, where {config.algorithm_name} has it"
         )
     return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
 
@@ -219,20 +206,21 @@ def _take_replay(
 
 def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """What the last layer of a run's policy gives, in words."""
+    real = spec.continuous
     match config.algorithm:
-        case DQNSettings(distribution="c51") as own:
+        case algorithms.DQNSettings(distribution="c51") as own:
             words = f"atoms of returns from {own.lowest_return} to {own.highest_return}"
-        case DQNSettings(distribution="quantiles"):
+        case algorithms.DQNSettings(distribution="quantiles"):
             words = "quantiles of returns"
-        case SuccessorSettings():
+        case algorithms.SuccessorSettings():
             words = "returns of the parts of rewards"
-        case EpsilonGreedy():
+        case algorithms.EpsilonGreedy():
             words = "action values"
-        case ActionNoise() | BCSettings(policy="deterministic") if spec.continuous:
+        case algorithms.ActionNoise() | algorithms.BCSettings(policy="deterministic") if real:
             words = "actions"
-        case SACSettings() | BCSettings(policy="squashed") if spec.continuous:
+        case algorithms.SACSettings() | algorithms.BCSettings(policy="squashed") if real:
             words = "means and deviations"
-        case _ if spec.continuous:
+        case _ if real:
             words = "means"
         case _:
             words = "logits" if len(spec.choices) == 1 else f"logits of {spec.choices} choices"
@@ -247,8 +235,7 @@ def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[
     are counted from the first with arrays: the one that selects --policy-observations has none.
     Copies of networks, such as target networks, are copies again.
 
-    Returns the names of the parts of which something was taken, none if no weights fit; and why
-    layers were not.
+    Returns the parts of which something was taken, none if no weights fit; and why layers were not.
     """
     from flame_rl.learner.learner import modules_in
 

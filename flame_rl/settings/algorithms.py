@@ -297,8 +297,8 @@ class ReinforceSettings(OnPolicy):
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
             raise UsageError(
-                f"--shared-torso: --baseline {self.baseline} has no value network to share layers "
-                "with; add --baseline value"
+                f"--shared-torso: --baseline {self.baseline} has no value network; add --baseline "
+                "value"
             )
 
 

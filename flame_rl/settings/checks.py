@@ -1,7 +1,5 @@
 """Types of settings, checked the same from Python, the command line and config.json."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
@@ -155,6 +153,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def name_is_taken(name: str) -> UsageError:
     """The error of an entry of info that has the name of another column."""
     return UsageError(
-        f"--reward-parts, --outcomes: {name!r} is another column of metrics.csv; rename the entry "
-        "of info in the environment"
+        f"--reward-parts, --outcomes: {name!r} is another column of metrics.csv; rename it in info"
     )

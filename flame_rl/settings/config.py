@@ -253,9 +253,7 @@ def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
     """Raise UsageError where two sizes of an iteration are given, or two lengths of the run."""
     for replaced, name in (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps")):
         if None not in (settings.get(replaced), settings.get(name)):
-            raise UsageError(
-                f"{flag(replaced)}: {flag(name)} takes its place; leave one of the two out"
-            )
+            raise UsageError(f"{flag(replaced)}: {flag(name)} takes its place; leave one out")
 
 
 def owners_of(name: str, algorithm: str) -> str:
@@ -274,8 +272,7 @@ def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
 def _by_section(
     kinds: dict[str, type], settings: dict[str, Any], algorithm: str
 ) -> dict[str, dict[str, Any]]:
-    """The settings of each section, by the fields of its class. Raises UsageError for a setting
-    that none has."""
+    """The settings of each section, by the fields of its class. Raises UsageError for others."""
     sections = {name: section for section, kind in kinds.items() for name in names_of(kind)}
     values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     for name, value in settings.items():

@@ -1,7 +1,5 @@
 """Parse the command line into settings, by tyro: each field of their dataclasses is a flag."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -16,24 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
-from tyro.constructors import (
-    ConstructorRegistry,
-    PrimitiveConstructorSpec,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-)
+from tyro import constructors
 
+from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS
-from flame_rl.settings.checks import (
-    bare,
-    converted,
-    flag,
-    hints_of,
-    may_be_none,
-    names_of,
-    suggestion,
-)
 from flame_rl.settings.config import Output, TrainConfig, owners_of, refuse_two_sizes
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Answered, UsageError
@@ -57,9 +41,9 @@ _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _First = make_dataclass(
     "_First",
     [
-        *((name, hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
+        *((name, checks.hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
         ("algorithm", _CHOICE, _NOT_GIVEN),
-        ("resume", hints_of(Output)["resume"], _NOT_GIVEN),
+        ("resume", checks.hints_of(Output)["resume"], _NOT_GIVEN),
     ],
 )
 
@@ -126,12 +110,12 @@ def parse(
 
 def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> Command:
     """Read the words of another command than training into its dataclass. Raises UsageError."""
-    switches = [each for each, hint in hints_of(kind).items() if bare(hint) is bool]
+    switches = [each for each, hint in checks.hints_of(kind).items() if checks.bare(hint) is bool]
     words = _switches(arguments, switches, others=True)
     about = {"prog": program(name), "description": _wrapped(kind.__doc__ or "")}
     command, unknown = _read(kind, words, _COMMANDS, **about)
     if unknown:
-        raise _no_flag(unknown[0], names_of(kind))
+        raise _no_flag(unknown[0], checks.names_of(kind))
     return command
 
 
@@ -147,7 +131,7 @@ def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(
-    kind: type, arguments: Sequence[str], registry: ConstructorRegistry, **options: Any
+    kind: type, arguments: Sequence[str], registry: constructors.ConstructorRegistry, **options: Any
 ) -> tuple[Any, list[str]]:
     """A dataclass, filled in, and the words that are none of its flags."""
     options |= {"registry": registry, "return_unknown_args": True}
@@ -171,7 +155,9 @@ def _switches(arguments: Sequence[str], names: list[str], others: bool = False) 
             own = after.lower() in ("true", "false") if others else not after.startswith("--")
             if not given and own:
                 given, value = True, waiting.pop(0)
-            word = flag(name if not given or converted(name, bool, value) else f"no_{name}")
+            word = checks.flag(
+                name if not given or checks.converted(name, bool, value) else f"no_{name}"
+            )
         words.append(word)
     return words
 
@@ -189,10 +175,10 @@ def _wrapped(text: str) -> str:
 
 def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
     """The error of a word that is no flag, or one of another algorithm's."""
-    name, field = flag(_field(word)) if word.startswith("--") else word, _field(word)
+    name, field = checks.flag(_field(word)) if word.startswith("--") else word, _field(word)
     if algorithm and (owners := owners_of(field, algorithm)):
         return UsageError(f"{name}: {owners}")
-    nearest = suggestion(name, map(flag, fields))
+    nearest = checks.suggestion(name, map(checks.flag, fields))
     more = f"did you mean {nearest}?" if nearest else "--help lists them all"
     return UsageError(f"{name}: there is no such flag; {more}")
 
@@ -202,58 +188,61 @@ def _field(word: str) -> str:
     return word.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
-def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
+def _registry(nargs: Literal[1, "*"]) -> constructors.ConstructorRegistry:
     """How tyro makes flags of dataclasses. With `nargs` 1 words may follow that are no flag's;
     with "*" all words after a flag are its own."""
-    registry = ConstructorRegistry()
+    registry = constructors.ConstructorRegistry()
 
     @registry.struct_rule
-    def of_fields(info: StructTypeInfo) -> StructConstructorSpec | None:
+    def of_fields(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
         kind = info.type
         if not is_dataclass(kind) or kind.__name__ == "Flags":
             return None
-        hints, specs, lists = hints_of(kind), [], {}
+        hints, specs, lists = checks.hints_of(kind), [], {}
         for field in dataclasses.fields(kind):
             name, hint = field.name, hints[field.name]
             value = getattr(info.default, name, field.default)
             default = tyro.MISSING if value is dataclasses.MISSING else value
             own = name.upper() if _POSITIONAL in getattr(hint, "__metadata__", ()) else ""
             spec = _spec(hint, nargs, own)
-            if get_origin(bare(hint)) is tuple and bare(get_args(bare(hint))[0]) is str:
+            plain = checks.bare(hint)
+            if get_origin(plain) is tuple and checks.bare(get_args(plain)[0]) is str:
                 # Its words are added up where the flag comes again, and take the default's place.
                 lists[name], default = default, ()
                 typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
-            elif bare(hint) is bool:
+            elif plain is bool:
                 typed = hint
             else:
                 typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
-            typed = Annotated[typed, tyro.conf.arg(name=flag(name).removeprefix("--"))]
-            specs.append(StructFieldSpec(name, typed, default, _helps(kind).get(name)))
+            typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
+            specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
         def make(**values: Any) -> Any:
             for name, default in lists.items():
                 values[name] = [word for words in values[name] for word in words] or default
             for name, value in values.items():
                 if value == "":
-                    raise UsageError(f"{flag(name)}: a value is missing")
+                    raise UsageError(f"{checks.flag(name)}: a value is missing")
                 if value is not _NOT_GIVEN:
-                    values[name] = converted(name, hints[name], value)
+                    values[name] = checks.converted(name, hints[name], value)
             return kind(**values)
 
         make.__doc__ = kind.__doc__
-        return StructConstructorSpec(make, tuple(specs))
+        return constructors.StructConstructorSpec(make, tuple(specs))
 
     return registry
 
 
-def _spec(hint: Any, nargs: Literal[1, "*"], shown: str = "") -> PrimitiveConstructorSpec:
+def _spec(
+    hint: Any, nargs: Literal[1, "*"], shown: str = ""
+) -> constructors.PrimitiveConstructorSpec:
     """How the words after a flag become what `converted` takes, and how --help shows them."""
-    kind = bare(hint)
+    kind = checks.bare(hint)
     several = get_origin(kind) is tuple
-    one = bare(get_args(kind)[0]) if several else kind
+    one = checks.bare(get_args(kind)[0]) if several else kind
     choices = get_args(one)
     metavar = f"{{{','.join(choices)}}}" if choices else shown or one.__name__.upper()
-    return PrimitiveConstructorSpec(
+    return constructors.PrimitiveConstructorSpec(
         nargs="*" if several else nargs,
         metavar=f"{metavar} ..." if several else metavar,
         instance_from_str=functools.partial(_value, hint),
@@ -267,12 +256,12 @@ def _spec(hint: Any, nargs: Literal[1, "*"], shown: str = "") -> PrimitiveConstr
 def _value(hint: Any, words: list[str]) -> Any:
     """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
     "name=value" belong to the value."""
-    kind, text = bare(hint), " ".join(words)
-    if text.lower() == "none" and may_be_none(hint):
+    kind, text = checks.bare(hint), " ".join(words)
+    if text.lower() == "none" and checks.may_be_none(hint):
         return None
     if get_origin(kind) is tuple:
         parts = [part for word in words for part in ([word] if "=" in word else word.split(","))]
-        numbers = bare(get_args(kind)[0]) in (int, float)
+        numbers = checks.bare(get_args(kind)[0]) in (int, float)
         return [part.replace("_", "") if numbers else part for part in parts if part]
     if get_origin(kind) is Literal:
         return {choice.lower(): choice for choice in get_args(kind)}.get(text.lower(), text)

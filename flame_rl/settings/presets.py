@@ -3,8 +3,6 @@
 Where no reason is given, they were the best of a few that were tried with seeds 0 to 2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Preset = dict[str, Any]
@@ -66,12 +64,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "a2c": {
         "": _SHORT_ITERATIONS,
         "CartPole-v1": _SIXTY_THOUSAND
-        | {
-            "learning_rate": 2e-3,
-            "value_learning_rate": 3e-3,
-            "gae_lambda": 0.98,
-            "max_kl": 0.02,
-        },
+        | {"learning_rate": 2e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02},
         # With less noise many runs slide on the robot's back.
         "HalfCheetah-v5": _MILLION | {"gamma": 0.97, "initial_log_std": 0.0},
         "Hopper-v5": _MILLION,
@@ -181,7 +174,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "bc": {
         # The episodes of an iteration only say how good the policy is.
-        "": {"iterations": 20, "episodes_per_iter": 10} | _WIDE,
+        "": {"iterations": 20, "episodes_per_iter": 10} | _WIDE
     },
 }
 

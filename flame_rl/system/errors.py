@@ -1,4 +1,11 @@
-"""The ways in which a run ends early."""
+"""The ways in which a run ends early; and printing where nobody may read: a stream that is closed
+or full never ends a run."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 
 class UsageError(Exception):
@@ -8,11 +15,8 @@ class UsageError(Exception):
 
 class RunError(Exception):
     """A run could not go on after it began; the message says what was tried. The command line
-    answers it with exit code 1, after saving what was learned.
-
-    Attributes:
-        episode: the index of the one training episode that is to blame, if there is one.
-    """
+    answers it with exit code 1, after saving what was learned. `episode`: the index of the one
+    training episode that is to blame, if there is one."""
 
     def __init__(self, message: str, episode: int | None = None) -> None:
         super().__init__(message)
@@ -25,3 +29,48 @@ class Interrupted(Exception):  # noqa: N818 - it is no error
 
 class Answered(SystemExit):
     """--help is answered, or a flag cannot be read. Any other SystemExit is of a user's code."""
+
+
+def say(text: str) -> None:
+    """Print to standard output at once."""
+    _print(text, sys.stdout)
+
+
+def warn(text: str) -> None:
+    """Print to standard error at once."""
+    _print(text, sys.stderr)
+
+
+@contextlib.contextmanager
+def nothing_but_json(wanted: bool) -> Iterator[None]:
+    """Within the block, what environments and libraries print to standard output goes to standard
+    error, if that is wanted."""
+    if not wanted:
+        yield
+        return
+    own, kept = sys.stdout, None
+    with contextlib.suppress(OSError):  # closed
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = own
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # closed before Python began
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except ValueError:  # closed since then
+        pass
+    except OSError:
+        # Nobody reads (`| head`), or the disk is full: be silent from now on, and let nothing that
+        # is still in the stream's buffer fail again when Python ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,7 +1,5 @@
 """Reading and writing files, and why that is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

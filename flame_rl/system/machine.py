@@ -1,7 +1,5 @@
 """What this machine has: cores, memory, a screen, optional packages."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import math
@@ -66,8 +64,7 @@ _TRIM_THRESHOLD = -1, 1 << 28
 
 def keep_freed_memory() -> None:
     """Let this process keep freed memory for its next arrays, for good: fetching it again page by
-    page can take as long as the rest of a gradient step. Without effect where the C library is not
-    glibc."""
+    page can take as long as the rest of a gradient step. Without effect but with glibc."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if hasattr(libc, "mallopt"):
         libc.mallopt(*_MMAP_THRESHOLD)

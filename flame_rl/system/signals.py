@@ -1,7 +1,5 @@
 """Signals as a request to stop, not as an exception in the middle of an update."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -14,8 +12,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import TypeVar
 
-from flame_rl.system.errors import Interrupted
-from flame_rl.system.output import warn
+from flame_rl.system.errors import Interrupted, warn
 
 _SHOW_CURSOR = "\x1b[?25h"
 # `uv run` forwards a signal that the terminal has sent to this process, too: both count as one.

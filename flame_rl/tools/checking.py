@@ -5,10 +5,7 @@ Everything is played in forks of this process, so that an environment that crash
 described as far as it came.
 """
 
-from __future__ import annotations
-
 import base64
-import contextlib
 import importlib.metadata
 import math
 import re
@@ -17,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,17 +28,10 @@ from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import acting_generator
+from flame_rl.actor.simulators import repeatable
 from flame_rl.actor.simulators.choose import plain_simulator, slots_of
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.actor.simulators.repeatable import (
-    SEED,
-    Effort,
-    check_beside,
-    check_processes,
-    check_repeats,
-    random_actions,
-)
 from flame_rl.run.checks import about_goals, environment_warnings, training_refusal
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
@@ -115,11 +106,11 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
-    effort = Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
-    checked = check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside, alone = check_beside(env_id, partial(slots_of, environment), slots, effort)
+    effort = repeatable.Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
+    checked = repeatable.check_repeats(env_id, lambda: plain_simulator(environment), effort)
+    beside, alone = repeatable.check_beside(env_id, partial(slots_of, environment), slots, effort)
     if not alone and processes > 1:
-        alone = check_processes(lambda: plain_simulator(environment), effort)
+        alone = repeatable.check_processes(lambda: plain_simulator(environment), effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
@@ -145,9 +136,7 @@ def _package_of(module: str) -> str:
     return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
 
 
-def _play(
-    environment: Environment, seconds: float, note: Note, closing: contextlib.ExitStack
-) -> None:
+def _play(environment: Environment, seconds: float, note: Note, closing: ExitStack) -> None:
     """Make the environment and play it, noting what `examine` reads."""
     signal.alarm(round(seconds) + _MORE_SECONDS)
     try:
@@ -200,7 +189,6 @@ def random_play(
     simulator: EnvironmentsSimulator, spec: EnvironmentSpec, seconds: float, at_bounds: bool = False
 ) -> dict[str, Any]:
     """Play up to a hundred episodes of random actions, or of the least and the greatest numbers.
-
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
         truncated, returns, lengths: of the episodes, of each agent, that ended.
@@ -210,7 +198,7 @@ def random_play(
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
     """
-    agents, generator = simulator.agents, acting_generator(SEED)
+    agents, generator = simulator.agents, acting_generator(repeatable.SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
     (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
@@ -227,12 +215,12 @@ def random_play(
     limit, episodes = time.monotonic() + seconds, 0
     while not episodes or (episodes < _EPISODES and time.monotonic() < limit):
         running, began = np.arange(agents), time.monotonic()
-        simulator.reset(running, np.full(agents, SEED + episodes))
+        simulator.reset(running, np.full(agents, repeatable.SEED + episodes))
         resetting += time.monotonic() - began
         look("reset", running)
         earned, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            actions = random_actions(simulator, column, generator, slice(0, agents))
+            actions = repeatable.random_actions(simulator, column, generator, slice(0, agents))
             if simulator.masks.read:
                 masks = simulator.action_masks[running]
                 allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())
@@ -303,10 +291,10 @@ def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
     env.reset, env.step = collecting(env.reset), collecting(env.step)
 
 
-def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
+def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[str]:
     """What Gymnasium's checker says of the environment without its wrappers."""
 
-    def work(note: Note, closing: contextlib.ExitStack) -> None:
+    def work(note: Note, closing: ExitStack) -> None:
         signal.alarm(effort.most_seconds)
         simulator = plain_simulator(environment)
         closing.callback(simulator.close)

@@ -37,11 +37,7 @@ _CHECK_ROWS = 1024
 
 class ExportedPolicy(nn.Module):
     """A policy as other programs use it: [B, D] -> the outputs that docs/training.md lists.
-
-    Attributes:
-        snapshot: the same policy for actors.
-        outputs: the names of its outputs, in order.
-    """
+    `snapshot`: the same policy for actors. `outputs`: the names of its outputs, in order."""
 
     def __init__(
         self, policy: nn.Module, snapshot: PolicySnapshot, first: nn.Module | None = None
@@ -51,10 +47,7 @@ class ExportedPolicy(nn.Module):
         super().__init__()
         for layer in snapshot.layers:
             if LAYERS[layer.kind].state is not None:
-                raise RunError(
-                    f"{layer.kind!r} cannot be exported: it remembers an episode, and the file's "
-                    "only input is one observation"
-                )
+                raise RunError(f"{layer.kind!r} cannot be exported: it remembers an episode")
         network = [policy]
         if snapshot.head.kind.startswith("epsilon_greedy"):
             # The last layer for actors gives the values of actions, whatever the module predicts.

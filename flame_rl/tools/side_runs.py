@@ -1,7 +1,5 @@
 """Runs side by side: a process of main.py for each, as if it had been typed alone."""
 
-from __future__ import annotations
-
 import ctypes
 import shlex
 import signal
@@ -13,10 +11,9 @@ from pathlib import Path
 from flame_rl.report.runs import RunRow, grid, read_row
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import refused_as
 from flame_rl.system.machine import available_cores
-from flame_rl.system.output import say, warn
 from flame_rl.system.program import process, typed
 from flame_rl.system.signals import StopSignal
 
@@ -123,8 +120,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
     """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
-    run that fails does not end the others, and one that has begun goes on; once `stop` is set, all
-    are saved.
+    run that fails does not end the others, and one that has begun goes on; all are saved at `stop`.
 
     Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
     has --seed, too, or if a folder cannot be used.
@@ -144,10 +140,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         words = [*without(arguments, _OWN), "--workers", str(workers), "--seed", str(seed)]
         runs.append(SideRun(f"seed {seed}", own, [*words, where, str(own)]))
     shown = path_to_show(folder.absolute(), Path.cwd())
-    say(
-        f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
-        "prints is in seed-N.txt"
-    )
+    say(f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers}: see seed-N.txt")
     supervise(runs, at_once, stop)
     rows = [run.row() for run in runs]
     table = [

@@ -5,8 +5,6 @@ Trials side by side are looked at in turn, after every eighth of their env steps
 the same number of them side by side therefore give the same study, however long each trial takes.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
@@ -27,12 +25,10 @@ from optuna.visualization.matplotlib import plot_optimization_history, plot_para
 from flame_rl.report.figures import choose_output, save_and_show
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.settings.ranges import Span, value_of
-from flame_rl.system.errors import RunError, UsageError
-from flame_rl.system.output import say
+from flame_rl.system.errors import RunError, UsageError, say
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.side_runs import SideRun, supervise
-from flame_rl.tools.study import Search
+from flame_rl.tools.study import Search, Span, value_of
 
 TRIALS_NAME = "trials.log"
 # What the journal keeps of study.json.
@@ -92,8 +88,7 @@ def open_study(search: Search) -> optuna.Study:
         raise
     except Exception as error:  # Optuna has no errors of its own for a damaged file
         raise UsageError(
-            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another "
-            "study, or put back a copy of the file"
+            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another"
         ) from error
     began = study.user_attrs.get(_BEGAN, search.study.fixed)
     for name, now in search.study.fixed.items():
@@ -121,8 +116,7 @@ def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
 
     Raises:
         RunError: trials fail from the first on.
-        UsageError: the command has a mistake, which the first trial found; or a file of the study
-            is damaged.
+        UsageError: the command has a mistake, which the first trial found, or a file is damaged.
     """
     study = open_study(search)
     playing = deque(

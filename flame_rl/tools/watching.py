@@ -1,7 +1,5 @@
 """Show a policy: the episodes of an evaluation, in a window or as a film."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes.util
 import importlib
@@ -28,13 +26,7 @@ from flame_rl.run.checks import refuse_unless_it_can_act
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.program import installs
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    Episode,
-    PolicySnapshot,
-)
+from flame_rl.wire import messages
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
@@ -51,12 +43,12 @@ _OPENGL = (
 
 
 def show(
-    snapshot: PolicySnapshot,
-    request: CollectRequest,
+    snapshot: messages.PolicySnapshot,
+    request: messages.CollectRequest,
     video: Path | None,
     stop: threading.Event,
     on_step: Callable[[], None] = lambda: None,
-) -> Iterator[Episode]:
+) -> Iterator[messages.Episode]:
     """Play the requested episodes one after another and show them; yields each when it is over, of
     several agents one for each. They equal an evaluation's to the bit.
 
@@ -91,7 +83,7 @@ def show(
             played = collect_episodes(snapshot, alone, simulator, stop.is_set)
             if stop.is_set():
                 raise Interrupted
-            if isinstance(played, CollectFailure):
+            if isinstance(played, messages.CollectFailure):
                 raise RunError(str(played))
             yield from played
 
@@ -176,7 +168,7 @@ def _cannot_draw(error: BaseException) -> UsageError:
     return UsageError(f"the environment cannot be drawn: {type(error).__name__}: {error}")
 
 
-def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimulator:
+def drawing_simulator(environment: messages.Environment, mode: str) -> EnvironmentsSimulator:
     """A simulator whose environment draws itself, in a window ("human") or as pictures
     ("rgb_array"). Raises UsageError if it cannot, or if OpenGL or a display is missing."""
     remedy = f"it needs a parameter render_mode, and {mode!r} in metadata['render_modes']"

@@ -4,30 +4,21 @@ Received bytes are untrusted: sizes, types, shapes and finiteness are checked be
 used, and whatever is wrong raises `WireError`.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from flame_rl.wire import messages
 from flame_rl.wire.fields import WireError, from_data, to_data
-from flame_rl.wire.messages import (
-    ABOUT_EPISODES,
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    Episodes,
-    FailureKind,
-    PolicySnapshot,
-)
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
 
+_Arrays = dict[str, np.ndarray]
 # A checkpoint's header holds a description, and the configuration besides.
 _MAX_DESCRIPTION_BYTES = MAX_HEADER_BYTES // 2
 
 
-def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
+def encode_snapshot(snapshot: messages.PolicySnapshot) -> bytes:
     arrays = {
         f"{place}.{name}": array
         for place, layer in enumerate((*snapshot.layers, snapshot.head))
@@ -36,48 +27,52 @@ def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
     return pack("snapshot", to_data(snapshot), arrays)
 
 
-def decode_snapshot(data: Buffer) -> PolicySnapshot:
+def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
     """The snapshot, with finite arrays; `flame_rl.nets.acting.check_snapshot` checks that layers of
     these kinds are known and fit each other."""
     header, arrays = unpack(data, "snapshot")
-    snapshot = from_data(PolicySnapshot, header)
+    snapshot = from_data(messages.PolicySnapshot, header)
     for place, layer in enumerate((*snapshot.layers, snapshot.head)):
         for name in layer.arrays:
-            layer.arrays[name] = _take(arrays, f"{place}.{name}")
+            layer.arrays[name] = take_array(arrays, f"{place}.{name}")
     _refuse_others(arrays)
     return snapshot
 
 
-def encode_request(request: CollectRequest) -> bytes:
+def encode_request(request: messages.CollectRequest) -> bytes:
     indices = np.array(request.indices, np.int64)
     return pack("request", to_data(request, but=("indices",)), {"indices": indices})
 
 
-def decode_request(data: Buffer) -> CollectRequest:
+def decode_request(data: Buffer) -> messages.CollectRequest:
     header, arrays = unpack(data, "request")
-    indices = _take(arrays, "indices", "int64")
+    indices = take_array(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
     _refuse_others(arrays)
-    return from_data(CollectRequest, header, indices=tuple(indices.tolist()))
+    return from_data(messages.CollectRequest, header, indices=tuple(indices.tolist()))
 
 
-def encode_result(result: Episodes | CollectFailure, request: CollectRequest) -> list[Buffer]:
+def encode_result(
+    result: messages.Episodes | messages.CollectFailure, request: messages.CollectRequest
+) -> list[Buffer]:
     """The answer to `request` as buffers to send one after another; the arrays are not copied."""
-    if isinstance(result, CollectFailure):
+    if isinstance(result, messages.CollectFailure):
         return [encode_failure(result)]
-    arrays = {name: getattr(result, name) for name in ABOUT_EPISODES}
+    arrays = {name: getattr(result, name) for name in messages.ABOUT_EPISODES}
     arrays |= {f"columns.{name}": array for name, array in result.columns.items()}
     return pack_buffers("episodes", _question(request), arrays)
 
 
-def _question(request: CollectRequest) -> dict[str, Any]:
+def _question(request: messages.CollectRequest) -> dict[str, Any]:
     """The fields by which an answer is matched to its request."""
     names = ("run_seed", "iteration", "policy_version", "stream", "explore")
     return {"env_id": request.environment.env_id} | {name: getattr(request, name) for name in names}
 
 
-def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
+def decode_result(
+    data: Buffer, request: messages.CollectRequest
+) -> messages.Episodes | messages.CollectFailure:
     """The answer to `request`: exactly its episodes, or why they are missing. The arrays are views
     of `data`, or of a copy where it is read-only, with the types, shapes and ranges of the columns
     that were asked for."""
@@ -87,50 +82,59 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     if header != _question(request):
         raise WireError("these episodes are of another run, iteration or policy")
     asked = np.repeat(request.indices, request.agents)
-    count = len(asked)
-    about = {name: _take(arrays, name, dtype, (count,)) for name, dtype in ABOUT_EPISODES.items()}
-    if (about["index"] != asked).any():
-        found = about["index"].tolist()[:20]
+    episodes = take_episodes(arrays, request.columns, "columns.")
+    if not np.array_equal(episodes.index, asked):
+        found = episodes.index.tolist()[:20]
         raise WireError(f"index: not the episodes that were asked for: {found}")
-    if about["lengths"].min() < 1 or about["lengths"].max() > 1 << 40:
+    _refuse_others(arrays)
+    return episodes
+
+
+def take_episodes(
+    arrays: _Arrays, columns: Sequence[messages.Column], prefix: str
+) -> messages.Episodes:
+    """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
+    WireError unless there are some, and all of them as the columns say."""
+    lengths = take_array(arrays, "lengths", "int64")
+    if lengths.ndim != 1 or lengths.size == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
         raise WireError("lengths: an episode has at least one step")
+    types = {name: dtype for name, dtype in messages.ABOUT_EPISODES.items() if name != "lengths"}
+    about = {name: take_array(arrays, name, types[name], lengths.shape) for name in types}
     if not (about["terminated"] | about["truncated"]).all():
         raise WireError("terminated, truncated: an episode ends by one of them")
-    steps, columns = int(about["lengths"].sum()), {}
-    for column in request.columns:
-        rows = steps + count * column.per_observation
-        name = f"columns.{column.name}"
-        array = _take(arrays, name, column.dtype, (rows, *column.shape))
+    steps, found = int(lengths.sum()), {}
+    for column in columns:
+        rows, name = steps + len(lengths) * column.per_observation, prefix + column.name
+        array = take_array(arrays, name, column.dtype, (rows, *column.shape))
         column.refuse_other_choices(name, array)
-        columns[column.name] = array
-    _refuse_others(arrays)
-    return Episodes(**about, columns=columns)
+        found[column.name] = array
+    return messages.Episodes(lengths=lengths, **about, columns=found)
 
 
-def encode_failure(failure: CollectFailure) -> bytes:
+def encode_failure(failure: messages.CollectFailure) -> bytes:
     return pack("failure", to_data(failure, but=("env_id",)), {})
 
 
-def decode_failure(data: Buffer, env_id: str) -> CollectFailure:
+def decode_failure(data: Buffer, env_id: str) -> messages.CollectFailure:
     """The failure; `env_id` is the environment of what was asked."""
-    return from_data(CollectFailure, _header_alone(data, "failure"), env_id=env_id)
+    return from_data(messages.CollectFailure, _header_alone(data, "failure"), env_id=env_id)
 
 
-def failure_kind(answer: Buffer) -> FailureKind | None:
+def failure_kind(answer: Buffer) -> messages.FailureKind | None:
     """The kind of failure that an answer is; None: episodes. Raises WireError if it is neither."""
     return None if message_type(answer) == "episodes" else decode_failure(answer, "").kind
 
 
-def encode_describe(environment: Environment) -> bytes:
+def encode_describe(environment: messages.Environment) -> bytes:
     """The request for a description, whose answer `decode_description` reads."""
     return pack("describe", to_data(environment), {})
 
 
-def decode_describe(data: Buffer) -> Environment:
-    return from_data(Environment, _header_alone(data, "describe"))
+def decode_describe(data: Buffer) -> messages.Environment:
+    return from_data(messages.Environment, _header_alone(data, "describe"))
 
 
-def encode_description(spec: EnvironmentSpec) -> bytes:
+def encode_description(spec: messages.EnvironmentSpec) -> bytes:
     """Raises WireError if the spaces are of other kinds, or too large to describe."""
     data = pack("description", to_data(spec), {})
     if len(data) > _MAX_DESCRIPTION_BYTES:
@@ -141,11 +145,13 @@ def encode_description(spec: EnvironmentSpec) -> bytes:
     return data
 
 
-def decode_description(data: Buffer, env_id: str) -> EnvironmentSpec | CollectFailure:
+def decode_description(
+    data: Buffer, env_id: str
+) -> messages.EnvironmentSpec | messages.CollectFailure:
     """The environment's description, or why there is none; `env_id` is what was asked about."""
     if message_type(data) == "failure":
         return decode_failure(data, env_id)
-    return from_data(EnvironmentSpec, _header_alone(data, "description"))
+    return from_data(messages.EnvironmentSpec, _header_alone(data, "description"))
 
 
 def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
@@ -154,11 +160,8 @@ def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
     return header
 
 
-def _take(
-    arrays: dict[str, np.ndarray],
-    name: str,
-    dtype: str | None = None,
-    shape: tuple[int, ...] | None = None,
+def take_array(
+    arrays: _Arrays, name: str, dtype: str | None = None, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
     """Remove one array from `arrays`, of this type and shape (None: any), and finite."""
     array = arrays.pop(name, None)
@@ -173,6 +176,6 @@ def _take(
     return array
 
 
-def _refuse_others(arrays: dict[str, np.ndarray]) -> None:
+def _refuse_others(arrays: _Arrays) -> None:
     if arrays:
         raise WireError(f"unexpected arrays: {sorted(arrays)[:10]}")

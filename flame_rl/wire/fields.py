@@ -4,8 +4,6 @@ The data are untrusted: types are exact (True is no integer), numbers and lists 
 limits, and no field is unknown or missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -5,8 +5,6 @@ policy are; A is their number. A mask travels, is recorded and is kept as ceil(A
 which the first choice is the highest bit of the first.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # The column of masks, a row for each observation.

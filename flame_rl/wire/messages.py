@@ -187,12 +187,9 @@ Stream = Literal["training", "validation", "evaluation"]
 @dataclass(frozen=True)
 class Column:
     """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
-    fields contradict each other.
-
-    Attributes:
-        per_observation: whether an episode of T steps has T+1 rows; otherwise it has T.
-        choices: the number of values, counted from 0, of each integer of a row; empty: any.
-    """
+    fields contradict each other. `per_observation`: whether an episode of T steps has T+1 rows;
+    otherwise it has T. `choices`: the number of values, counted from 0, of each integer of a row;
+    empty: any."""
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
@@ -355,9 +352,8 @@ def concatenate(batches: Sequence[Episodes]) -> Episodes:
         return batches[0]
     about = {n: np.concatenate([getattr(batch, n) for batch in batches]) for n in ABOUT_EPISODES}
     names = batches[0].columns
-    return Episodes(
-        **about, columns={n: np.concatenate([b.columns[n] for b in batches]) for n in names}
-    )
+    columns = {n: np.concatenate([batch.columns[n] for batch in batches]) for n in names}
+    return Episodes(**about, columns=columns)
 
 
 FailureKind = Literal[

@@ -2,11 +2,8 @@
 
 The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
 the format of safetensors, whose own library would copy every array several times; here arrays are
-views of the bytes. Received bytes are untrusted: malformed ones raise `WireError`, and nothing is
-unpickled.
+views of the bytes. Malformed bytes raise `WireError`; nothing is unpickled.
 """
-
-from __future__ import annotations
 
 import json
 import math

@@ -13,8 +13,6 @@ An array (low, high, nvec, start) is one number if all its elements are equal, o
 pairs [number, count]. Infinity, for which JSON has no number, is "inf" or "-inf".
 """
 
-from __future__ import annotations
-
 import math
 from itertools import groupby
 from typing import Annotated, Any

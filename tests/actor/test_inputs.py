@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.converting import write_observation
 from flame_rl.actor.environments.making import describe_environment
-from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.run.policy import Policy

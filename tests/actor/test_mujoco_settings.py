@@ -15,7 +15,7 @@ import pytest
 PLAY = """
 import gymnasium, mujoco, threading
 import numpy as np
-from flame_rl.backends.inline import InlineBackend
+from flame_rl.backends.local import InlineBackend
 from flame_rl.wire.messages import Environment
 
 def play(env):

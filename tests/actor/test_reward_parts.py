@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator

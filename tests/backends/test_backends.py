@@ -19,8 +19,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Listener, Transport, gather
-from flame_rl.backends.inline import InlineBackend
-from flame_rl.backends.processes import ProcessBackend
+from flame_rl.backends.local import InlineBackend, ProcessBackend
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec

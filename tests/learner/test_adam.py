@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_rl.learner.off_policy import target
-from flame_rl.learner.off_policy.target import follow
 from flame_rl.learner.training import adam as module
+from flame_rl.learner.training import trained
 from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.trained import follow
 
 RATE, SIZE = 1e-3, 64
 SUBNORMAL = np.finfo(np.float32).tiny
@@ -19,7 +19,7 @@ SUBNORMAL = np.finfo(np.float32).tiny
 def by(request, monkeypatch) -> str:
     if request.param == "NumPy":
         monkeypatch.setattr(module, "library", lambda: None)
-        monkeypatch.setattr(target, "library", lambda: None)
+        monkeypatch.setattr(trained, "library", lambda: None)
     elif module.library() is None:
         pytest.skip("the package was built without its library")
     return request.param

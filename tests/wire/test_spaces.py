@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.observations import write_observation
+from flame_rl.actor.environments.converting import action_converter, write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Policy

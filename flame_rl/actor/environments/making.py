@@ -1,7 +1,5 @@
 """Making a Gymnasium environment, and saying why it cannot be made."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import difflib
@@ -18,13 +16,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
+from flame_rl.actor.environments import wrapping
 from flame_rl.actor.environments.masks import beside_mask, with_masks
-from flame_rl.actor.environments.wrapping import (
-    constructor_arguments,
-    import_wrapper,
-    wrapped,
-    wrappers_of,
-)
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import LEAVES, observation_parts
@@ -60,11 +53,11 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
                 spec or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
-                **constructor_arguments(environment, render_mode),
+                **wrapping.constructor_arguments(environment, render_mode),
             )
     except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
-    env = wrapped(environment, env, gymnasium.Env)
+    env = wrapping.wrapped(environment, env, gymnasium.Env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
@@ -104,7 +97,7 @@ def import_environment(environment: Environment) -> None:
     """Import what makes an environment, as far as that goes: making it says what is wrong."""
     with contextlib.suppress(Exception, SystemExit):
         for wrapper in environment.wrapper:
-            import_wrapper(wrapper)
+            wrapping.import_wrapper(wrapper)
     with contextlib.suppress(Exception, SystemExit):
         if import_class(environment.env_id) is None:
             importlib.import_module(environment.env_id)
@@ -152,16 +145,15 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     if not isinstance(space, spaces.Box):
         return ()
     if len(space.shape) > 1 or 0 in space.shape:
-        raise unusable(
-            f"the reward space of {env.spec.id} cannot be learned from: {space!s:.500}; a Box "
-            "of shape (K,), with K of at least 1, can"
-        )
+        raise unusable(f"the reward space of {env.spec.id} is no Box of shape (K,): {space!s:.500}")
     return space.shape
 
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits = (each._max_episode_steps for each in wrappers_of(env) if isinstance(each, TimeLimit))
+    limits = (
+        each._max_episode_steps for each in wrapping.wrappers_of(env) if isinstance(each, TimeLimit)
+    )
     return min(limits, default=None)
 
 
@@ -177,9 +169,8 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
         without = f"--observe {' '.join(map(str, keys))} leaves it out, and " if keys else ""
         raise unusable(
             f"the observation space of {env_id} cannot be learned from: {where}, in "
-            f"{observation!s:.500}. Box, Discrete, MultiDiscrete and MultiBinary can, and Dict and "
-            f"Tuple of them; {without}a wrapper may make one: "
-            "--wrapper gymnasium.wrappers:FlattenObservation, or another"
+            f"{observation!s:.500}; {without}a wrapper may make a Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict or Tuple: --wrapper gymnasium.wrappers:FlattenObservation"
         )
     if why := _why_not_learned(action, "f"):
         made = "function, space"
@@ -208,7 +199,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     if (module or env_id).endswith(".py"):
         dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
         named = f"{dotted}:{name if module else 'Mine-v0'}"
-        return unusable(f"--env: {env_id}: a module is named without .py: {named}")
+        return unusable(f"--env: {env_id}: name the module without .py: {named}")
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
     if (absent := absent_module(error)) is not None:
@@ -266,10 +257,8 @@ def known_here_alone(failure: CollectFailure) -> str:
     remedy = f"name the module that registers it, too: {module}:{spec.id}"
     if module == "__main__":
         remedy = f"put it into a module of its own, my_env.py, and name it my_env:{spec.id}"
-    return (
-        f". It is registered in this process alone; {remedy}. Or collect in this process "
-        "(--local --workers 0)"
-    )
+    here = "collect in this process (--local --workers 0)"
+    return f". It is registered in this process alone; {remedy}. Or {here}"
 
 
 def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
@@ -281,9 +270,7 @@ def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
     return None
 
 
-def needs_package(
-    env_id: str, absent: ModuleNotFoundError, group: str | None = None
-) -> SimulatorError:
+def needs_package(env_id: str, absent: ModuleNotFoundError, group: str = "") -> SimulatorError:
     """The error of an environment that imports a package that is not there, with what installs it:
     this dependency group or, by default, the one in `GROUPS`."""
     package = absent.name.partition(".")[0]
@@ -314,9 +301,8 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
         )
     if re.search(r'File ".*mujoco.*gl_context\.py"', cause):
         return unusable(
-            f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set the "
-            "environment variable MUJOCO_GL to egl, osmesa or glfw, whichever is installed, or to "
-            "disabled, where nothing is to be rendered"
+            f"{env_id} needs MuJoCo, which cannot load its renderer ({summary(error)}): set "
+            "MUJOCO_GL to egl, osmesa or glfw, or to disabled, where nothing is to be rendered"
         )
     missing = isinstance(error, AttributeError | AssertionError | TypeError)
     if missing and re.search(r'File ".*mujoco', cause):
@@ -358,8 +344,7 @@ def quiet_about_own_models(spec: EnvSpec | None) -> Iterator[None]:
 def stop_clock() -> None:
     """Remove the clock that MuJoCo's Python package installs, until `start_clock`: it takes 15 % of
     a step of HalfCheetah only to fill `MjData.timer`. One that the user has set stays, and so does
-    the package's before MuJoCo 4.0, where each `MjData` installs it, and on Windows, where it is
-    not found."""
+    the package's before MuJoCo 4.0, where each `MjData` installs it, and on Windows."""
     mujoco = sys.modules.get("mujoco")
     # Another module may have this name.
     with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):

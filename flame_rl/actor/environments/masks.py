@@ -5,8 +5,6 @@ them; PettingZoo's observe a dictionary of "observation" and "action_mask". `Mas
 that are elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from typing import Any
@@ -96,9 +94,8 @@ def with_masks(environment: Environment, env: gymnasium.Env) -> gymnasium.Env:
 
 def is_mask(space: gymnasium.Space, choices: tuple[int, ...]) -> bool:
     """Whether the space has a number for each choice."""
-    return isinstance(space, spaces.Box | spaces.MultiBinary) and np.prod(space.shape) == sum(
-        choices
-    )
+    is_flat = isinstance(space, spaces.Box | spaces.MultiBinary)
+    return is_flat and np.prod(space.shape) == sum(choices)
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:

@@ -1,7 +1,5 @@
 """What a user gives an environment: arguments of its constructor, and wrappers around it."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """PettingZoo's parallel environments: several agents in each, with a slot for every agent."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from itertools import groupby
 
@@ -9,14 +7,8 @@ import numpy as np
 
 from flame_rl.actor.environments.agents import limit_of, make_agents, spec_of, turn_of
 from flame_rl.actor.failure import invalid
+from flame_rl.actor.simulators import returned
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.actor.simulators.returned import (
-    calling,
-    first_returned,
-    take_info,
-    take_observation,
-    take_outcome,
-)
 from flame_rl.actor.simulators.simulator import as_rows
 from flame_rl.wire.messages import Environment
 
@@ -39,9 +31,9 @@ class AgentsSimulator(EnvironmentsSimulator):
         for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):
             first, seed = next(group)
             env = self._env(place)
-            with calling("reset", first):
-                returned = env.reset(seed=seed)
-            observations, infos = first_returned(returned)
+            with returned.calling("reset", first):
+                given = env.reset(seed=seed)
+            observations, infos = returned.first_returned(given)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
                 observation = _of(name, observations, "observation", slot, "reset")
@@ -56,36 +48,33 @@ class AgentsSimulator(EnvironmentsSimulator):
         for place, group in groupby(slots.tolist(), lambda slot: slot // self.agents):
             playing = {self._names[slot % self.agents]: slot for slot in group}
             first = next(iter(playing.values()))
-            with calling("step", first):
+            with returned.calling("step", first):
                 observations, rewards, terminations, truncations, infos = self._envs[place].step(
                     {name: chosen[slot] for name, slot in playing.items()}
                 )
-            returned = (("observation", observations), ("reward", rewards))
-            returned += (("termination", terminations), ("truncation", truncations))
+            given = (("observation", observations), ("reward", rewards))
+            given += (("termination", terminations), ("truncation", truncations))
             self._steps[place] += 1
             cut = self._limit is not None and self._steps[place] >= self._limit
             infos = infos if isinstance(infos, Mapping) else {}
             for name, slot in playing.items():
-                observation, *outcome = [_of(name, each, what, slot) for what, each in returned]
-                take_outcome(self, slot, *outcome)
+                observation, *outcome = [_of(name, each, what, slot) for what, each in given]
+                returned.take_outcome(self, slot, *outcome)
                 self.truncated[slot] |= cut
                 self._observe(slot, observation, infos.get(name), "step")
                 if self.part_names or self.outcome_names:
-                    take_info(self, slot, _of(name, infos, "info", slot))
+                    returned.take_info(self, slot, _of(name, infos, "info", slot))
             self._write_masks(place, np.array(list(playing.values())), "step")
             for name in self._envs[place].agents:
                 if name not in playing:
-                    raise invalid(
-                        f"agents: after step, {name} plays, which ended before or was not there at "
-                        "reset; agents that appear later cannot be recorded",
-                        first,
-                    )
+                    text = f"agents: after step, {name} plays, which ended before or was not there"
+                    raise invalid(f"{text} at reset; this cannot be recorded", first)
 
     def _observe(self, slot: int, observation: object, info: object, source: str) -> None:
         observation, holder = self.masks.of(observation, info, slot, source)
         if self._has_numbers:
             observation = observation, slot % self.agents
-        take_observation(self._parts, observation, self.observations[slot], source, slot)
+        returned.take_observation(self._parts, observation, self.observations[slot], source, slot)
         if self.masks.read:
             ended = source == "step" and (self.terminated[slot] or self.truncated[slot])
             self.masks.take(slot, holder, source, ended)
@@ -102,11 +91,11 @@ class AgentsSimulator(EnvironmentsSimulator):
 
 
 def _of(
-    name: Hashable, returned: Mapping[Hashable, object], what: str, slot: int, source: str = "step"
+    name: Hashable, given: Mapping[Hashable, object], what: str, slot: int, source: str = "step"
 ) -> object:
     """What was returned for an agent."""
     try:
-        return returned[name]
+        return given[name]
     except KeyError:
         why = "which has neither terminated nor been truncated; all agents must begin together"
         raise invalid(f"agents: {source} returned no {what} of {name}, {why}", slot) from None

@@ -4,8 +4,6 @@ Gymnasium's own vector version is another environment: it seeds all poles togeth
 itself and returns rewards of 0 for those steps.
 """
 
-from __future__ import annotations
-
 import math
 
 import gymnasium
@@ -36,17 +34,15 @@ class FastCartPole(Simulator):
     system", 2007) without friction, each operation in the order in which Gymnasium has it.
     """
 
-    def __init__(
-        self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
-    ) -> None:
+    def __init__(self, env: gymnasium.Env, time_limit: int, reward_parts: tuple[str, ...]) -> None:
         """`env` is Gymnasium's environment, of which only the observation space is used, and
-        `max_episode_steps` the step at which an episode is truncated; no reward has parts."""
+        `time_limit` the step at which an episode is truncated; no reward has parts."""
         super().__init__(SLOTS, observation_columns(env.observation_space), reward_parts)
         self.rewards[:] = 1  # every step pays 1, the last one too
         # Position, velocity, angle and angular velocity of each slot.
         self._state = np.zeros((4, SLOTS))
         self._steps = np.zeros(SLOTS, np.int64)
-        self._limit = max_episode_steps
+        self._limit = time_limit
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):

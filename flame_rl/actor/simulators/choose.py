@@ -4,8 +4,6 @@ Sure means: the environment is the registered one as Gymnasium makes it, the lib
 with which the fast simulator was compared, and a short comparison in this process agrees.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
@@ -96,8 +94,7 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
     if spec.limited_by_default:
         yield (
             f"{spec.env_id} has no time limit that Gymnasium knows: episodes are cut after "
-            f"{spec.time_limit:,} steps, which is not taken for their end; --max-episode-steps N "
-            "sets another limit, 0 none."
+            f"{spec.time_limit:,} steps; --max-episode-steps N sets another limit, 0 none."
         )
     most = plain.most * plain.agents
     if environment.slots is None and most < MOST_SLOTS // plain.agents * plain.agents:

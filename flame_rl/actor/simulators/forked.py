@@ -1,8 +1,6 @@
 """Work that an environment may break, in a fork of this process: there it may crash, hang or count
 without a trace. And the memory of a process, as the system tells it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -64,8 +62,7 @@ def _write(descriptor: int, values: dict[str, Any]) -> None:
 
 
 def own_bytes() -> int:
-    """What no file backs, now, and so all that a fork has from its beginning; 0 where the system
-    does not tell."""
+    """What no file backs, now, and so all that a fork has from its beginning; 0: unknown."""
     return _in_status("RssAnon") or 0
 
 

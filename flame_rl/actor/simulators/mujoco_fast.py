@@ -77,14 +77,12 @@ _CONTACT_COST = 5e-4
 class FastMujoco(Simulator):
     """`SLOTS` robots."""
 
-    def __init__(
-        self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
-    ) -> None:
+    def __init__(self, env: gymnasium.Env, time_limit: int, reward_parts: tuple[str, ...]) -> None:
         """`env` is Gymnasium's, whose model is used; `reward_parts` are names in `info`."""
         own = env.unwrapped
         super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
-        self._limit = max_episode_steps
+        self._limit = time_limit
         self._frames = own.frame_skip
         self._dt = own.dt
         self._first = own.init_qpos, own.init_qvel
@@ -189,9 +187,8 @@ class _Together:
             self._batch.step(None if len(slots) == self._batch.nsim else slots, nstep=frames)
         except self._error as error:
             slot = int(error.ids[0])
-            raise SimulatorError(
-                "simulator", f"step raised {self._batch.error(slot)}", slot
-            ) from error
+            text = f"step raised {self._batch.error(slot)}"
+            raise SimulatorError("simulator", text, slot) from error
 
 
 class _OneByOne:

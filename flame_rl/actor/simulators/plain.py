@@ -13,19 +13,11 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments import making
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter
 from flame_rl.actor.environments.masks import masked_choices
 from flame_rl.actor.environments.wrapping import SLOT
 from flame_rl.actor.failure import SimulatorError, summary, unusable
-from flame_rl.actor.simulators.returned import (
-    Masks,
-    calling,
-    first_returned,
-    raised,
-    take_info,
-    take_observation,
-    take_outcome,
-)
+from flame_rl.actor.simulators import returned
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import is_channels_first, observation_columns, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -74,7 +66,7 @@ class EnvironmentsSimulator(Simulator):
         # Masks beside the observation are known already; the first reset tells of others.
         known = spec.masked or not masked_choices(environment, spec.action_space)
         found = spec.action_mask if known else None
-        self.masks = Masks(spec.action_space, found, len(self.action_masks))
+        self.masks = returned.Masks(spec.action_space, found, len(self.action_masks))
         self._allow_slots()
 
     @property
@@ -117,16 +109,13 @@ class EnvironmentsSimulator(Simulator):
             try:
                 own = self._made()
             except SimulatorError as error:
-                text = (
-                    f"{error}. It is number {len(self._envs) + 1} in this process: where only one "
-                    "can exist, --slots 1 makes no other"
-                )
+                which = f"It is number {len(self._envs) + 1} in this process"
+                text = f"{error}. {which}: where only one can exist, --slots 1 makes no other"
                 raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
-                raise unusable(
-                    f"{type(own.unwrapped).__name__}: its function returned the same environment "
-                    "twice: make a new one at every call, or play with --slots 1"
-                )
+                kind = type(own.unwrapped).__name__
+                text = f"{kind}: its function returned the same environment twice"
+                raise unusable(f"{text}: make a new one at every call, or play with --slots 1")
             self._envs.append(own)
         self._allow_slots()
         return self._envs[place]
@@ -158,10 +147,10 @@ class PlainSimulator(EnvironmentsSimulator):
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             env = self._env(slot)
-            with calling("reset", slot):
-                returned = env.reset(seed=seed)
-            observation, holder = self.masks.of(*first_returned(returned), slot, "reset")
-            take_observation(self._parts, observation, self.raw[slot], "reset", slot)
+            with returned.calling("reset", slot):
+                given = env.reset(seed=seed)
+            observation, holder = self.masks.of(*returned.first_returned(given), slot, "reset")
+            returned.take_observation(self._parts, observation, self.raw[slot], "reset", slot)
             if self.masks.read:
                 self.masks.take(slot, holder, "reset")
         if self.masks.read:
@@ -184,7 +173,7 @@ class PlainSimulator(EnvironmentsSimulator):
             try:
                 observation, reward, terminated, truncated, info = envs[slot].step(chosen[slot])
             except BaseException as error:
-                raise raised("step", error, slot) from error
+                raise returned.raised("step", error, slot) from error
             if masks is not None:
                 observation, holder = masks.of(observation, info, slot, "step")
             if (
@@ -195,14 +184,14 @@ class PlainSimulator(EnvironmentsSimulator):
             ):
                 raw[slot] = observation
             else:
-                take_observation(self._parts, observation, self.raw[slot], "step", slot)
+                returned.take_observation(self._parts, observation, self.raw[slot], "step", slot)
             goes_on = terminated is False and truncated is False
             if is_number and isinstance(reward, float) and goes_on:
                 rewards[slot] = reward
             else:
-                take_outcome(self, slot, reward, terminated, truncated)
+                returned.take_outcome(self, slot, reward, terminated, truncated)
             if has_info:
-                take_info(self, slot, info)
+                returned.take_info(self, slot, info)
             if masks is not None:
                 ended = self.terminated[slot] or self.truncated[slot]
                 masks.take(slot, holder, "step", ended)

@@ -4,9 +4,6 @@ Where it does not, results depend on the number of workers and on what was playe
 episode cannot be collected again.
 """
 
-from __future__ import annotations
-
-import contextlib
 import math
 import os
 import random
@@ -14,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, get_args
 
 import gymnasium
@@ -109,7 +107,7 @@ def check_beside(
     in turns, as where a process has several slots; `slots` are as in `Environment`. Returns where
     the episodes differ and why, and why no two can be played; either or both are ""."""
 
-    def work(note: Note, closing: contextlib.ExitStack) -> None:
+    def work(note: Note, closing: ExitStack) -> None:
         alone = make(1)
         closing.callback(alone.close)
         if slots is not None and slots < 2 * alone.agents:
@@ -117,7 +115,7 @@ def check_beside(
         signal.alarm(effort.most_seconds)
         try:
             first = _play(alone, effort)
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 closing.close()
             both = make(2 * alone.agents)
             closing.callback(both.close)
@@ -147,13 +145,13 @@ def check_processes(make: Make, effort: Effort) -> str:
     has several workers. Returns why none can be played, or ""."""
     (begun, begins), (over, ends) = os.pipe(), os.pipe()
 
-    def hold(note: Note, closing: contextlib.ExitStack) -> None:
+    def hold(note: Note, closing: ExitStack) -> None:
         signal.alarm(2 * effort.most_seconds)
         _step(make, closing)
         os.write(begins, b"1")
         os.read(over, 1)
 
-    def beside(note: Note, closing: contextlib.ExitStack) -> None:
+    def beside(note: Note, closing: ExitStack) -> None:
         signal.alarm(effort.most_seconds)
         try:
             _step(make, closing)
@@ -175,15 +173,13 @@ def check_processes(make: Make, effort: Effort) -> str:
     return f"{failed}. Another process has one: {remedy}"
 
 
-def _step(make: Make, closing: contextlib.ExitStack) -> None:
+def _step(make: Make, closing: ExitStack) -> None:
     simulator = make()
     closing.callback(simulator.close)
     _play(simulator, QUICK._replace(steps=1))
 
 
-def _repeated(
-    make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
-) -> dict[str, Any]:
+def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
     one = make()
@@ -210,7 +206,7 @@ def _repeated(
             if time.monotonic() >= limit:
                 break
         drawn = _drawn_since(before)
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             closing.close()
         another = make()
         closing.callback(another.close)
@@ -314,9 +310,7 @@ def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
     # Of several agents, until the first has ended.
     seen = [row.get("raw", row["observations"]) for row in rows]
     raw = np.stack([each for each in seen if len(each) == len(seen[0])])
-    remedy = (
-        "take an offset away, or split them, in a wrapper (gymnasium.wrappers.TransformObservation)"
-    )
+    remedy = "take an offset away, or split them, by gymnasium.wrappers.TransformObservation"
     for part in observation_parts(spec.observation_space):
         if not isinstance(part.space, spaces.Box) or part.space.dtype in (*OF_ONE_BYTE, np.float32):
             continue

@@ -4,8 +4,6 @@ Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot. The
 numbers are finite, of all slots together.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import traceback
@@ -19,8 +17,8 @@ from gymnasium import spaces
 
 from flame_rl.actor import failure
 from flame_rl.actor.environments import masks
+from flame_rl.actor.environments.converting import write_observation
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
-from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, invalid
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import ObservationPart
@@ -170,12 +168,8 @@ class Masks:
         elif mask is None and ended:
             allowed[:] = 0
         elif mask is None:
-            raise invalid(
-                f"{ACTION_MASK}: {source} returned none in its {self.found_in}, where the first "
-                "reset had one; give one at every reset and step, or leave them out "
-                "(--no-action-mask)",
-                slot,
-            )
+            text = f"{ACTION_MASK}: {source} returned none in its {self.found_in}, where the first"
+            raise invalid(f"{text} reset had one; give one each time (or --no-action-mask)", slot)
         else:
             try:
                 allowed[:] = masks.allowed_choices(self._space, mask)

@@ -4,8 +4,6 @@ Simulators are not trusted: what they return is checked where it arrives, and wh
 raises `SimulatorError`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -75,7 +73,7 @@ class Simulator:
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         """Take one step in each of `slots`, int [n], ascending, all with a running episode; the
         other slots stay as they are. Actions have a row for each slot up to at least the highest:
-        float32 [rows, A], or int32 [rows] or [rows, F], as in `environments.actions`."""
+        float32 [rows, A], or int32 [rows] or [rows, F], as in `environments.converting`."""
         raise NotImplementedError
 
     def close(self) -> None:

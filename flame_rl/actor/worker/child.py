@@ -1,8 +1,6 @@
 """The child process of a worker: reads frames and answers requests until no more can come, then
 closes its environments."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import fcntl

@@ -1,8 +1,6 @@
 """A module of this package in a process of its own, and the frames that the two exchange: a fixed
 head, then a message of `flame_rl.wire`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

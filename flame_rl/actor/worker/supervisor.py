@@ -4,8 +4,6 @@ A simulator may crash, hang or leak. It runs in a child, so that its death is a 
 `Worker` returns a `CollectFailure`, and starts a new child with the next call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -21,13 +19,8 @@ from dataclasses import replace
 from typing import BinaryIO, NamedTuple
 
 from flame_rl.actor.failure import summary
-from flame_rl.actor.worker.process import (
-    CLOSE_SECONDS,
-    PROGRESS,
-    ChildProcess,
-    read_frame,
-    write_frame,
-)
+from flame_rl.actor.worker import process
+from flame_rl.actor.worker.process import CLOSE_SECONDS, PROGRESS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, Episodes, FailureKind, concatenate
 from flame_rl.wire.packing import Buffer
@@ -35,7 +28,7 @@ from flame_rl.wire.packing import Buffer
 # Answers of megabytes go through a larger pipe in fewer pieces; a user's pipes share a limit.
 _PIPE_BYTES = 1 << 18
 
-Withdrawn = Callable[[], bool]
+Check = Callable[[], bool]
 
 
 class Limits(NamedTuple):
@@ -56,7 +49,7 @@ class Limits(NamedTuple):
     workers: int = 1
 
 
-class _Player(ChildProcess):
+class _Player(process.ChildProcess):
     """The child, and what its supervisor remembers of it: a file for the traceback of a crash,
     whether it was ever asked anything, so that it may have environments, the encoded weights that
     it holds, the episodes played, and its peak memory at its last answer."""
@@ -127,7 +120,7 @@ class Worker:
                 self._child = _Player()
 
     def describe(
-        self, environment: Environment, deadline: float, withdrawn: Withdrawn = lambda: False
+        self, environment: Environment, deadline: float, withdrawn: Check = lambda: False
     ) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps. Returns an encoded
         `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
@@ -135,7 +128,7 @@ class Worker:
             return self._call(codec.encode_describe(environment), deadline, withdrawn)
 
     def collect(
-        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = lambda: False
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Check = lambda: False
     ) -> Buffer:
         """Let the child collect.
 
@@ -173,7 +166,7 @@ class Worker:
             self._end_child(CLOSE_SECONDS)
 
     def _call(
-        self, request: bytes, deadline: float, withdrawn: Withdrawn, snapshot: bytes | None = None
+        self, request: bytes, deadline: float, withdrawn: Check, snapshot: bytes | None = None
     ) -> Buffer:
         """Ask the child. Returns its answer, or an encoded `CollectFailure`."""
         # Whatever happens before the child says that it plays is not the episodes' doing.
@@ -197,7 +190,7 @@ class Worker:
                     if pipe is self._child.questions:  # it has not begun
                         raise InterruptedError
                     told, limit = True, time.monotonic() + CLOSE_SECONDS
-                    write_frame(self._child.questions, b"", wait)
+                    process.write_frame(self._child.questions, b"", wait)
 
         seconds_to_end = 0.0
         try:
@@ -205,13 +198,13 @@ class Worker:
             child = self._child
             child.asked = True
             if snapshot is not None and child.sent != snapshot:
-                write_frame(child.questions, snapshot, wait)
+                process.write_frame(child.questions, snapshot, wait)
                 child.sent = snapshot
-            write_frame(child.questions, request, wait)
-            answer, child.memory_bytes = read_frame(child.answers, wait)
+            process.write_frame(child.questions, request, wait)
+            answer, child.memory_bytes = process.read_frame(child.answers, wait)
             while len(answer) == PROGRESS.size and time.monotonic() < limit:
                 kind, self._played = "crash", PROGRESS.unpack(answer)
-                answer, child.memory_bytes = read_frame(child.answers, wait)
+                answer, child.memory_bytes = process.read_frame(child.answers, wait)
             packing.message_type(answer)
             return answer
         except packing.WireError as error:
@@ -238,8 +231,8 @@ class Worker:
             return
         if not child.end(seconds if child.asked else 0.0) and child.asked and seconds:
             self._warn(
-                f"a worker process was killed because its environments did not close within "
-                f"{seconds:.0f} s"
+                f"a worker process was killed: its environments did not close within {seconds:.0f} "
+                "s"
             )
 
 
@@ -261,9 +254,7 @@ class Team:
         with ThreadPoolExecutor(len(self._workers)) as threads:
             list(threads.map(Worker.close, self._workers))
 
-    def collect(
-        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn
-    ) -> Buffer:
+    def collect(self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Check) -> Buffer:
         """See `Worker.collect`. The first failure ends the task: it causes the others."""
         while len(self._workers) < limits.workers:
             self._workers.append(Worker(self._warn))

@@ -1,7 +1,5 @@
 """The backend: collects episodes, replaces a failing session, gives up on a lost cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading
@@ -14,15 +12,8 @@ from flamepy.core import client
 from flamepy.core.types import FlameError
 
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends import dispatch
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.dispatch import (
-    STOP_POLL_SECONDS,
-    Collected,
-    Listener,
-    Transport,
-    describe_by,
-    gather,
-)
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
@@ -31,17 +22,9 @@ from flame_rl.backends.flame.package import deploy
 from flame_rl.backends.flame.session import Session
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.settings.config import Execution
-from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.system.output import warn
+from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import call_with_timeout, unless_stopped
-from flame_rl.wire import codec
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    PolicySnapshot,
-)
+from flame_rl.wire import codec, messages
 from flame_rl.wire.packing import Buffer
 
 # How long `close` tries to remove everything before it leaves that to the janitor.
@@ -65,7 +48,7 @@ class FlameBackend:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: messages.Environment,
         settings: Execution,
         deadlines: Deadlines,
         stop: threading.Event,
@@ -74,7 +57,7 @@ class FlameBackend:
         says how long a task may take, and `stop` is set when the user asks to stop. Raises
         UsageError if no cluster answers, or the environment's module cannot be shipped, RunError if
         Flame opens no session."""
-        self.listener = Listener()
+        self.listener = dispatch.Listener()
         self._environment = environment
         self._settings = settings
         self._deadlines = deadlines
@@ -110,13 +93,15 @@ class FlameBackend:
         """The number of executors that the run can have now."""
         return self._capacity.executors
 
-    def describe(self, environment: Environment) -> EnvironmentSpec:
+    def describe(self, environment: messages.Environment) -> messages.EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         with contextlib.closing(Worker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
-            return describe_by(worker, environment, deadline, self._stop)
+            return dispatch.describe_by(worker, environment, deadline, self._stop)
 
-    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def collect(
+        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
+    ) -> dispatch.Collected:
         self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
@@ -124,7 +109,9 @@ class FlameBackend:
         finally:
             self._monitor.over()
 
-    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+    def _collect(
+        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
+    ) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         try:
             self._began = time.monotonic()
@@ -139,14 +126,14 @@ class FlameBackend:
                 self._reopen(f"the weights could not be published: {error}")
             # However long they took, they came.
             self._began = time.monotonic()
-            transport = Transport(
+            transport = dispatch.Transport(
                 self._submit,
                 self._capacity.in_flight,
                 self._check,
                 self._transport_failed,
                 unusable=_UNUSABLE,
             )
-            collected = gather(request, transport, self._sizes, self._stop, self.listener)
+            collected = dispatch.gather(request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
         self._answers.tell(self._monitor.say)
@@ -170,9 +157,8 @@ class FlameBackend:
         if not clean:
             compat.disconnect()
             warn(
-                f"Flame still runs tasks of application {self._application.name}, or does not "
-                "answer; a process in the background goes on trying for "
-                f"{JANITOR_SECONDS:.0f} s to remove it"
+                f"Flame still runs tasks of {self._application.name}, or does not answer; a "
+                f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it"
             )
         # Where `collect` was abandoned it may have been sending weights.
         self._janitor.end(dismissed=clean and not self._stop.is_set())
@@ -316,12 +302,12 @@ class FlameBackend:
                 self._restart()
         self._give_up_if_lost("tasks are sent and none comes back")
 
-    def _transport_failed(self, failure: CollectFailure) -> None:
+    def _transport_failed(self, failure: messages.CollectFailure) -> None:
         if failure.kind == "transport" and self._session.failures >= FAILURES_OF_A_SESSION:
             self._reopen(failure.message)
         else:
             self._give_up_if_lost(failure.message)
-            self._stop.wait(STOP_POLL_SECONDS)
+            self._stop.wait(dispatch.STOP_POLL_SECONDS)
 
     def _give_up_if_lost(self, reason: str) -> None:
         """Tell of a silence; raises RunError, with the reason why there is no result, if the

@@ -8,8 +8,6 @@ flamepy is imported where it is used: the import takes a second of a core, and t
 may only ever wait, must not slow down the learner's start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """The cluster: reaching it, and the executors that it has room for."""
 
-from __future__ import annotations
-
 import bisect
 import socket
 import threading
@@ -38,8 +36,7 @@ def connect(stop: threading.Event) -> FlameContext:
         context = FlameContext()
     except Exception as error:
         raise UsageError(
-            f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or collect on this machine "
-            "with --local"
+            f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or use --local"
         ) from error
     unless_stopped(stop, lambda: check_servers(context))
     compat.limit_calls()

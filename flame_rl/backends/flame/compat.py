@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -184,9 +184,7 @@ class Bypass:
         self._janitor = janitor
         self._batch, self._session = 0, "none"
 
-    def follow(
-        self, nodes: Sequence[pb.Node], executors: Sequence[pb.Executor], session: str
-    ) -> None:
+    def follow(self, nodes: list[pb.Node], executors: list[pb.Executor], session: str) -> None:
         """Have the session that the cluster asks for now, or none, for the run's. Raises FlameError
         or grpc.RpcError."""
         claim = claim_of(session)

@@ -1,7 +1,5 @@
 """What Flame says of its executors, for how long none of them has worked, and what they run."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -220,12 +218,8 @@ class ExecutorMonitor:
 class Answers:
     """What is known of all answers of a run, and what their executors run, as they say with each,
     beside what this machine runs. Heard by the threads that fetch answers, asked by the one that
-    collects.
-
-    Attributes:
-        last_result: when the last episodes came, in monotonic seconds.
-        dropped: the number of answers that came when nobody waited for them any more.
-    """
+    collects. `last_result`: when the last episodes came, in monotonic seconds. `dropped`: the
+    number of answers that came when nobody waited for them any more."""
 
     def __init__(self) -> None:
         self.last_result, self.dropped = 0.0, 0
@@ -258,10 +252,9 @@ class Answers:
         """Raise UsageError if executors run other versions."""
         for difference, nodes in self._others(self._versions).items():
             raise UsageError(
-                f"Other versions than on this machine run on {_named(nodes)}: {difference}. "
-                "The same seed would not give the same result; start with `uv run --python X.Y "
-                "main.py …` if all nodes run that Python, take the node out of the cluster, or use "
-                "--local"
+                f"Other versions than on this machine run on {_named(nodes)}: {difference}. The "
+                "same seed would not give the same result; start with `uv run --python X.Y "
+                "main.py …`, take the node out of the cluster, or use --local"
             )
 
     def tell(self, say: Callable[[str], None]) -> None:

@@ -4,8 +4,6 @@ The package is a staging folder made for the run. Other files beside main.py (ru
 .env files, data) are never sent, and neither is torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata
@@ -161,8 +159,7 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
         raise UsageError(
-            f"--env: {env_id} needs the package {error.name}, which is not installed; "
-            f"`{installs('agents')}` installs it"
+            f"--env: {env_id} needs {error.name}: `{installs('agents')}` installs it"
         ) from error
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")

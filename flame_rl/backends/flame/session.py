@@ -1,7 +1,5 @@
 """One session: a service, the weights that it acts on, and the tasks in flight."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -32,12 +30,8 @@ TIMES_THE_LAST = 10.0
 
 
 class Session:
-    """One session of the application.
-
-    Attributes:
-        id: Flame's name of it.
-        failures: the number of tasks that failed on the way, not in a simulator.
-    """
+    """One session of the application. `id`: Flame's name of it. `failures`: the number of tasks
+    that failed on the way, not in a simulator."""
 
     def __init__(
         self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers
@@ -88,8 +82,7 @@ class Session:
             self._janitor.remember("cache", self._weights.endpoint)
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
-        """Send an encoded request for that number of episodes; returns the future of the encoded
-        answer."""
+        """Send an encoded request for that number of episodes: the future of its encoded answer."""
         began = time.monotonic()
         limits = deadlines.limits(episodes)
         weights = json.dumps(asdict(self._weights))

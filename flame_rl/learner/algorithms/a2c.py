@@ -7,8 +7,6 @@ section 4, but synchronous), with generalised advantages in place of n-step retu
 An update trains the policy for one epoch over its batch, the value network for several.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle

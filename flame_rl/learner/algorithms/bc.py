@@ -7,8 +7,6 @@ Autonomous Navigation"): supervised learning of what was demonstrated.
 An update makes several epochs over all demonstrations.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

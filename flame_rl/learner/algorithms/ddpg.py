@@ -8,8 +8,6 @@ Q' and mu' are target networks, which follow slowly; noise explores, independent
 or by an Ornstein-Uhlenbeck process. TD3 came later, and this is TD3 without what it added.
 """
 
-from __future__ import annotations
-
 from flame_rl.learner.algorithms.td3 import TD3, Variant
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import DDPGSettings

@@ -8,28 +8,16 @@ double Q-learning, duelling networks, n-step returns, prioritised replay, and di
 returns, as atoms (C51) or quantiles (QR-DQN).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.random import Generator
 
+from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import (
-    ActionValues,
-    best_actions,
-    c51_loss,
-    dueling_loss,
-    of_actions,
-    project,
-    q_loss,
-    quantile_loss,
-    softmax,
-    td_targets,
-)
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns, dueling
 from flame_rl.settings.algorithms import DQNSettings
@@ -50,14 +38,14 @@ class DQN(GradientStep):
         settings: DQNSettings = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
         self._support = None
-        quantiles, loss = 1, q_loss
+        quantiles, loss = 1, values.q_loss
         if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
             self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
-            loss = c51_loss(self._support)
+            loss = values.c51_loss(self._support)
         elif settings.distribution == "quantiles":
             quantiles = settings.atoms
-            loss = quantile_loss(quantiles)
+            loss = values.quantile_loss(quantiles)
         returns = Returns(settings.dueling, quantiles, self._support)
         self._atoms = returns.numbers
         # Of a return's distribution: the values of its atoms, or equal shares of its quantiles.
@@ -65,9 +53,9 @@ class DQN(GradientStep):
         if self._support is not None:
             self._mean = self._support
         self.policy = model_of(config).action_values(spec, config, returns)
-        self._q = ActionValues(config, train(self.policy), settings.target_period)
+        self._q = values.ActionValues(config, train(self.policy), settings.target_period)
         self.parts = self._q.parts
-        self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss
+        self._loss = values.dueling_loss(loss, self._atoms) if settings.dueling else loss
 
     def exploration(self, env_steps: int) -> dict[str, float]:
         """Epsilon, and the probability that a step has the noise of the step before."""
@@ -77,18 +65,14 @@ class DQN(GradientStep):
         """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def steps(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
-        if self._loss is q_loss and self._q.compiled:
+        if self._loss is values.q_loss and self._q.compiled:
             return self._q.steps(samples, self._settings.double, decay)
         return super().steps(samples, generator, decay)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
         """One gradient step; every `target_period` steps the target network follows."""
         return self._q.step(samples, self.targets(samples), self._loss, decay)
 
@@ -102,12 +86,12 @@ class DQN(GradientStep):
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
-        best = best_actions(selecting @ self._mean, samples)
-        chosen = of_actions(returns, best)
+        best = values.best_actions(selecting @ self._mean, samples)
+        chosen = values.of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:
-            return project(self._support, rewards, discounts, chosen)
-        targets = td_targets(rewards, discounts, chosen)
+            return values.project(self._support, rewards, discounts, chosen)
+        targets = values.td_targets(rewards, discounts, chosen)
         return targets if self._settings.distribution == "quantiles" else targets[:, 0]
 
     def _returns(self, output: np.ndarray) -> np.ndarray:
@@ -115,5 +99,5 @@ class DQN(GradientStep):
         if self._settings.dueling:
             output = dueling(output, self._atoms)
         if self._support is not None:
-            return softmax(output, self._atoms)
+            return values.softmax(output, self._atoms)
         return output.reshape(len(output), -1, self._atoms)

@@ -10,8 +10,6 @@ arrives. Advantages are divided by their root mean square in the minibatch, and 
 scale of returns, so that both losses are near 1 in any unit of reward.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +19,7 @@ from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, 
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
-from flame_rl.learner.training.network import Network, Samples
+from flame_rl.learner.training.network import Network, Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import ImpalaSettings
 from flame_rl.settings.config import TrainConfig
@@ -62,9 +60,7 @@ class Impala(GradientStep):
         """The sequences that contain these steps."""
         return sequences(store, positions, self._settings.sequence_length, 0, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One gradient step of the policy and one of the value network."""
         settings, policy, value = self._settings, self._networks.policy, self._networks.value
         mask = samples["mask"]

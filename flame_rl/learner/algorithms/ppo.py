@@ -9,8 +9,6 @@ makes several epochs over its batch and may recompute the advantages before each
 al. 2021, "What Matters in On-Policy Reinforcement Learning?", section 3.5).
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -9,21 +9,13 @@ steps that are not learned from, until what they remember is nearly what an acto
 Without the paper's priorities, n-step returns and rescaled values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
+from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
-from flame_rl.learner.off_policy.values import (
-    ActionValues,
-    best_actions,
-    of_actions,
-    q_loss,
-    td_targets,
-)
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import R2D2Settings
 from flame_rl.settings.config import TrainConfig
@@ -45,7 +37,7 @@ class R2D2(GradientStep):
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model_of(config).action_values(spec, config)
-        self._q = ActionValues(config, train(self.policy))
+        self._q = values.ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:
@@ -63,15 +55,12 @@ class R2D2(GradientStep):
         samples["learned"] = samples["mask"] * (begins[:, None] | burnt_in)
         return samples
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber loss of the TD errors, and one of the target network."""
         learned = samples["learned"]
         count, length = learned.shape
-        observations = np.concatenate(
-            [samples["observations"][:, :1], samples["next_observations"]], axis=1
-        )
+        first, others = samples["observations"][:, :1], samples["next_observations"]
+        observations = np.concatenate([first, others], axis=1)
         # One sequence after another; what follows the last step is one of its rows.
         rows = {
             "inputs": observations.reshape(-1, *observations.shape[2:]),
@@ -87,10 +76,14 @@ class R2D2(GradientStep):
         # The steps of all sequences, [B * L, ...].
         actions = samples["actions"].ravel()
         now, following = (q.reshape(len(actions), -1) for q in (online[:, :-1], target[:, 1:]))
-        next_values = of_actions(following, best_actions(online[:, 1:], samples).ravel())
-        targets = td_targets(samples["rewards"].ravel(), samples["discounts"].ravel(), next_values)
+        next_values = values.of_actions(
+            following, values.best_actions(online[:, 1:], samples).ravel()
+        )
+        targets = values.td_targets(
+            samples["rewards"].ravel(), samples["discounts"].ravel(), next_values
+        )
         share = equal_shares(learned)
-        numbers, (gradient,) = q_loss(
+        numbers, (gradient,) = values.q_loss(
             {"actions": actions, "targets": targets, "weights": share.ravel()}, now
         )
 

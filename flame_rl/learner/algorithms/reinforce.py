@@ -8,8 +8,6 @@ the other episodes at the same time step, or the prediction of a value network. 
 epoch over its batch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle

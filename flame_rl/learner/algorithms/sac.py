@@ -11,8 +11,6 @@ policy draws there: the log-probability of the one that was taken cannot be comp
 what tanh left of it.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -20,16 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from flame_rl.learner.off_policy.critics import (
-    CriticEnsemble,
-    squashed_gaussian,
-    temperature_gradient,
-)
+from flame_rl.learner.off_policy import critics
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import Train, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
@@ -57,7 +51,7 @@ class SAC(GradientStep):
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
         self.policy = model_of(config).squashed_policy(spec, config)
         self._pi = train(self.policy)
-        self._critics = CriticEnsemble(
+        self._critics = critics.CriticEnsemble(
             config, spec, train, count=2, average=settings.average_critics
         )
         temperature = Temperature(settings.initial_temperature)
@@ -75,9 +69,7 @@ class SAC(GradientStep):
         """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One gradient step of the critics, the policy and the temperature."""
         count, steps = len(samples["rewards"]), self._settings.n_step
         # Of the next actions, those between, and the actions.
@@ -97,18 +89,18 @@ class SAC(GradientStep):
         )
 
         next_noise = noise[:-1].reshape(-1, self._width)
-        next_actions, next_log_probs, _ = squashed_gaussian(next_output, next_noise)
+        next_actions, next_log_probs, _ = critics.squashed_gaussian(next_output, next_noise)
         entropies = -np.float32(alpha) * next_log_probs.reshape(steps, count)
         next_values = self._critics.target_values(following, next_actions[:count]) + entropies[0]
         bonus = (samples["between_discounts"].T * entropies[1:]).sum(axis=0)
         numbers = self._critics.learn(samples, next_values, decay, bonus)
 
-        actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[-1])
+        actions, log_probs, backward = critics.squashed_gaussian(forward.outputs[0], noise[-1])
         values, gradients = self._critics.action_gradients(observations, actions)
         gradient = backward(-gradients, np.full_like(log_probs, alpha))
         self._pi.descend(forward, (gradient,), rate)
 
-        self._log_alpha.gradient[0] = temperature_gradient(log_probs, self._target_entropy)
+        self._log_alpha.gradient[0] = critics.temperature_gradient(log_probs, self._target_entropy)
         self._log_alpha.step(rate)
         self._critics.follow(self._settings.tau)
         return numbers | {

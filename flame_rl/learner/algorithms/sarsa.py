@@ -8,21 +8,13 @@ a_{t+1}. Q' is the target network. Unlike Q-learning it values the policy with i
 The network is DQN's; only the targets differ.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
+from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import (
-    ActionValues,
-    check_shape,
-    of_actions,
-    q_loss,
-    td_targets,
-)
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import SarsaSettings
 from flame_rl.settings.config import TrainConfig
@@ -40,7 +32,7 @@ class Sarsa(GradientStep):
         self._settings: SarsaSettings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model_of(config).action_values(spec, config)
-        self._q = ActionValues(config, train(self.policy))
+        self._q = values.ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:
@@ -57,11 +49,9 @@ class Sarsa(GradientStep):
         samples["epsilon"] = np.full(len(positions), epsilon, np.float32)
         return samples
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber loss of the TD errors, and one of the target network."""
-        return self._q.step(samples, self.targets(samples), q_loss, decay)
+        return self._q.step(samples, self.targets(samples), values.q_loss, decay)
 
     def targets(self, samples: Samples) -> np.ndarray:
         """What the actions' values should become, [B]."""
@@ -70,9 +60,9 @@ class Sarsa(GradientStep):
         next_values = expected_values(q, samples["epsilon"], allowed)
         if not self._settings.expected:
             # Where a time limit cut the episode, no action was taken: the expectation stands in.
-            of_taken = of_actions(q, samples["next_actions"])
+            of_taken = values.of_actions(q, samples["next_actions"])
             next_values = np.where(samples["taken"], of_taken, next_values)
-        return td_targets(samples["rewards"], samples["discounts"], next_values)
+        return values.td_targets(samples["rewards"], samples["discounts"], next_values)
 
 
 def expected_values(
@@ -88,7 +78,7 @@ def expected_values(
     Returns:
         [B].
     """
-    check_shape("next_values", next_values, len(next_values), None)
+    values.check_shape("next_values", next_values, len(next_values), None)
     greatest, mean = next_values.max(axis=1), next_values.mean(axis=1)
     if allowed is not None:
         greatest = next_values.max(axis=1, where=allowed, initial=-np.inf)

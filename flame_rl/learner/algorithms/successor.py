@@ -9,24 +9,15 @@ return of each reward part apart, so that the values of the same policy under ot
 without learning anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 
+from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import (
-    ActionValues,
-    apply_weights,
-    best_actions,
-    distributions,
-    huber,
-    of_actions,
-)
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.network import Loss, LossResult, Samples
+from flame_rl.learner.training.network import Loss, LossResult, Numbers, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.settings.config import TrainConfig
@@ -46,13 +37,12 @@ class Successor(GradientStep):
         weighted = experiment.reward_weights or not experiment.reward_parts
         if experiment.reward is not None or not weighted:
             raise UsageError(
-                "--reward-weights: successor learns the return of each part of the reward, and "
-                "needs a weight for each of them, in place of --reward"
+                "--reward-weights: successor learns the return of each part; give a weight for each"
             )
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model_of(config).action_values(spec, config, Returns(weights=self._weights))
-        self._psi = ActionValues(config, train(self.policy))
+        self._psi = values.ActionValues(config, train(self.policy))
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)
         self.columns = (
@@ -64,8 +54,7 @@ class Successor(GradientStep):
         return {"epsilon": self._psi.epsilon(env_steps)}
 
     def record(self, episodes: Episodes) -> Episodes:
-        """The episodes with their reward parts in float32; without parts, the reward is the only
-        one."""
+        """The episodes with their reward parts in float32; without, the reward is the only one."""
         columns = episodes.columns
         phi = columns.get("reward_parts", columns["rewards"][:, None]).astype(np.float32)
         return replace(episodes, columns=columns | {"reward_parts": phi})
@@ -74,9 +63,7 @@ class Successor(GradientStep):
         """Single steps."""
         return n_step(store, positions, 1, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber losses of all reward parts, and one of the target network."""
         return self._psi.step(samples, self.targets(samples), self._loss, decay)
 
@@ -84,8 +71,8 @@ class Successor(GradientStep):
         """What the successor features should become, [B, P]."""
         output = self._psi.target.output({"inputs": samples["next_observations"]})
         psi = output.reshape(len(output), -1, len(self._weights))
-        best = best_actions(psi @ self._weights, samples)
-        chosen = of_actions(psi, best)
+        best = values.best_actions(psi @ self._weights, samples)
+        chosen = values.of_actions(psi, best)
         return samples["reward_parts"] + samples["discounts"][:, None] * chosen
 
 
@@ -104,13 +91,13 @@ def successor_loss(weights: np.ndarray) -> Loss:
     """
 
     def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
-        targets, chosen = distributions(samples, outputs, len(weights))
+        targets, chosen = values.distributions(samples, outputs, len(weights))
         errors, w = chosen - targets, weights.astype(chosen.dtype)
         numbers = {
-            "loss": huber(errors).sum(axis=1),
+            "loss": values.huber(errors).sum(axis=1),
             "td_error": np.abs(errors @ w),
             "value": chosen @ w,
         }
-        return apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
+        return values.apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
 
     return loss

@@ -17,10 +17,9 @@ import numpy as np
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.network import Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.network import Numbers, Samples
+from flame_rl.learner.training.trained import TargetNetwork, Train
 from flame_rl.settings.algorithms import TD3Settings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -86,9 +85,7 @@ class TD3(GradientStep):
         """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One gradient step of the critics; every `policy_delay` steps, one of the others."""
         settings = self._settings
         numbers = self._critics.learn(samples, self._next_values(samples, generator), decay)

@@ -1,8 +1,6 @@
 """The files of the compiled library: hatch_build.py makes them, library.py loads one. Nothing but
 Python's own library is imported, because nothing else is there when the package is built."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from zlib import crc32

@@ -1,8 +1,6 @@
 """The compiled library of core.c, which hatch_build.py makes when the package is installed, and its
 structures as ctypes has them."""
 
-from __future__ import annotations
-
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -21,7 +19,7 @@ COLUMNS = (
 METRICS = "loss", "entropy", "kl"
 
 
-def _structure(name: str, **fields: type) -> type[Structure]:
+def _struct(name: str, **fields: type) -> type[Structure]:
     """A structure of core.c; where a name stands for several fields, blanks are as "__"."""
     pairs = [(each, kind) for names, kind in fields.items() for each in names.split("__")]
     return type(name, (Structure,), {"_fields_": pairs})
@@ -42,16 +40,14 @@ class _Pointer:
 
 _P, _N, _R = c_void_p, c_int64, c_double
 _PLACES = "inputs__outputs__weight__bias__norm_weight__norm_bias__activation"
-Layer = _structure("Layer", **{_PLACES: _N}, epsilon=_R)
-Head = _structure("Head", kind__factors=_N, choices__scale=_P)
-Network = _structure("Network", count=_N, layers=POINTER(Layer), head=Head)
-Loss = _structure("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
-Samples = _structure("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
-Optimizer = _structure(
-    "Optimizer", parameters__gradient__m__v=_P, size=_N, max_grad_norm__max_kl=_R
-)
-Epoch = _structure("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
-Target = _structure("Target", parameters=_P, period__doubled=_N, tau=_R)
+Layer = _struct("Layer", **{_PLACES: _N}, epsilon=_R)
+Head = _struct("Head", kind__factors=_N, choices__scale=_P)
+Network = _struct("Network", count=_N, layers=POINTER(Layer), head=Head)
+Loss = _struct("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
+Samples = _struct("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
+Optimizer = _struct("Optimizer", parameters__gradient__m__v=_P, size=_N, max_grad_norm__max_kl=_R)
+Epoch = _struct("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
+Target = _struct("Target", parameters=_P, period__doubled=_N, tau=_R)
 
 # The types of each function's arguments, and of its result.
 _A = _Pointer

@@ -20,11 +20,7 @@ from flame_rl.system.signals import end_if_stopped
 ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
 # The columns that each kind of head takes besides inputs, in the order of core.c; those that
 # a loss may take; and what those of action values are called in replay.
-_HEAD_COLUMNS = {
-    "values": (),
-    "gaussian": ("actions",),
-    "categorical": ("actions", "action_masks"),
-}
+_HEAD_COLUMNS = {"values": (), "gaussian": ("actions",), "categorical": ("actions", "action_masks")}
 _LOSS_COLUMNS = "advantages", "log_probs", "ratios", "targets"
 _TRANSITION_COLUMNS = {
     "inputs": "observations",
@@ -55,23 +51,6 @@ class CompiledHead:
     scale: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class QTarget:
-    """The target network of action values.
-
-    Attributes:
-        parameters: float32 [P], in the order of those in training; they change in place.
-        double: whether the network in training chooses the actions that this one values.
-        period: it moves after every that many gradient steps.
-        tau: the share by which it moves.
-    """
-
-    parameters: np.ndarray
-    double: bool
-    period: int
-    tau: float
-
-
 class CompiledNetwork(Network):
     """See `flame_rl.learner.training.network.Network`."""
 
@@ -94,8 +73,7 @@ class CompiledNetwork(Network):
             head: what a loss sees.
             parameters: all of them, float32 [P], which change in place.
             select: the numbers of an observation that the first layer gets; None: all.
-            normalizer: of observations, whose arrays change in place; None: they are taken as they
-                are.
+            normalizer: of observations, whose arrays change in place; None: taken as they are.
         """
         self._library = core.library()
         self._layers = (core.Layer * len(layers))(*(core.Layer(**layer) for layer in layers))
@@ -176,7 +154,7 @@ class CompiledNetwork(Network):
         return [dict(zip(names, row, strict=True)) for row in metrics[:done, kept].tolist()]
 
     def q_steps(
-        self, samples: Samples, adam: Adam, target: QTarget, config: StepConfig
+        self, samples: Samples, adam: Adam, target: core.Target, config: StepConfig
     ) -> dict[str, np.ndarray]:
         """Gradient steps down `q_loss`, on K minibatches; the target network follows.
 
@@ -184,7 +162,9 @@ class CompiledNetwork(Network):
             samples: as `flame_rl.learner.off_policy.replay.views.n_step` returns them, but
                 [K, B, ...]; perhaps with "weights".
             adam: of the network, whose output is [B, A].
-            target: the network of the targets.
+            target: the network of the targets: where its parameters are, which change in place;
+                after how many gradient steps it moves, and by which share; and whether the network
+                in training chooses the actions that it values.
             config: has no KL limit.
 
         Returns:
@@ -196,10 +176,9 @@ class CompiledNetwork(Network):
         slice_rows = self._even(rows)
         columns = self._columns(flat, flat, count * rows)
         minibatches = core.Epoch(columns, None, None, count * rows, count, slice_rows)
-        follower = core.Target(address(target.parameters), target.period, target.double, target.tau)
         factors = np.array(adam.factors(count, config.learning_rate))
         metrics = np.empty((count, 3, rows), np.float32)
-        structs = self._network, minibatches, _optimizer(adam, config), follower
+        structs = self._network, minibatches, _optimizer(adam, config), target
         scratch = np.empty(2 * slice_rows, np.int64)
         arrays = factors, self._workspace(slice_rows), scratch, metrics
         for begin, end in _calls(count, rows, adam):
@@ -286,6 +265,5 @@ def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:
 
 
 def _array(array: np.ndarray, dtype: type, *shape: int) -> np.ndarray:
-    """The array as core.c takes it. Raises ValueError for another number of numbers, which it would
-    not notice."""
+    """The array as core.c takes it. Raises ValueError for another size, which C does not see."""
     return np.ascontiguousarray(array, dtype).reshape(shape)

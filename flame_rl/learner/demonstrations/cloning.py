@@ -1,22 +1,21 @@
 """Behaviour cloning in a run: alone, where every update learns from the demonstrations, and first,
 where another algorithm goes on from there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.algorithms.bc import bc
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import PolicyTraining
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
+from flame_rl.learner.state import Counter, Metrics, Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.modules.networks import PolicyNetwork
@@ -43,13 +42,10 @@ class Imitation(Algorithm):
     def snapshot(self) -> PolicySnapshot:
         return self.training.policy.module.snapshot()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """Learn from the demonstrations; see `Algorithm.update`."""
-        batch = make_batch(
-            self.demonstrations.episodes, self.training.remembers, self.training.frames
-        )
+        training = self.training
+        batch = make_batch(self.demonstrations.episodes, training.remembers, training.frames)
         # Where observations are normalised, by the statistics of the demonstrations.
         if normalizers := normalizers_of(self.training.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
@@ -68,8 +64,7 @@ def imitation(
     if demonstrations is None:
         raise UsageError(
             f"--demonstrations: {config.algorithm_name} learns from nothing else; name an .npz "
-            "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
-            "replay memory, or a Minari dataset"
+            "file (main.py evaluate RUN --record FILE.npz), a run with replay, or a Minari dataset"
         )
     trained = in_training(make_policy(config, spec))
     return Imitation(config, PolicyTraining(trained, trained.adam), demonstrations)
@@ -106,9 +101,7 @@ class ClonedFirst(OnPolicyAlgorithm):
     def parts(self) -> dict[str, Stateful | nn.Module]:
         return super().parts | {"cloned": self.cloned}
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """See `Algorithm.update`."""
         if self.cloned.count:
             return super().update(episodes, generator, progress)

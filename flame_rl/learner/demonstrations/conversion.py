@@ -1,5 +1,4 @@
-"""Demonstrations as a file has them, in the environment's terms, to episodes as actors record them,
-and back.
+"""Demonstrations as files have them, in the environment's terms, to recorded episodes, and back.
 
 A file has arrays by name, of N steps in E episodes, one after another:
 
@@ -14,39 +13,31 @@ A file has arrays by name, of N steps in E episodes, one after another:
     reward_parts    [N, P]        where --reward-parts names numbers of `info`
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import action_converter, has_bounds
-from flame_rl.actor.environments.observations import write_observation
+from flame_rl.actor.environments.converting import action_converter, has_bounds, write_observation
 from flame_rl.learner.training.frames import step_rows
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.inputs import (
-    OBSERVATIONS,
-    is_channels_first,
-    observation_columns,
-    observation_dtype,
-    observation_inputs,
-    observation_parts,
-)
+from flame_rl.wire import inputs
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from flame_rl.wire.spaces import choices_of
+
+_Arrays = dict[str, np.ndarray]
 
 REWARD_PARTS = "reward_parts"
 # Of bounds, relative to their distance: files may have rounded them.
 _ROUNDING = 1e-4
 
 
-def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int = 0) -> Episodes:
+def episodes_of(arrays: _Arrays, spec: EnvironmentSpec, parts: int = 0) -> Episodes:
     """The episodes of a file's arrays, of whatever types and shapes, with P `parts`; see above.
     Raises UsageError if an array is missing or wrong; the text begins with its name."""
-    columns = observation_columns(spec.observation_space)
+    columns = inputs.observation_columns(spec.observation_space)
     known = {"actions", "rewards", ACTION_MASKS, REWARD_PARTS, *(each.name for each in columns)}
     known |= {"terminations", "truncations", "lengths"}
     if unknown := arrays.keys() - known:
@@ -60,7 +51,7 @@ def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int
         raise UsageError("rewards: no step; record at least one episode")
     lengths, terminated = _ends(arrays, steps)
     rows = steps + len(lengths)
-    found: dict[str, np.ndarray] = _observations(arrays, spec.observation_space, rows)
+    found: _Arrays = _observations(arrays, spec.observation_space, rows)
     actions = _numbers(arrays, "actions", steps, *spec.action_space.shape)
     found["actions"] = actions_from_environment(spec.action_space, actions)
     found["rewards"] = rewards.astype(np.float64)
@@ -73,14 +64,14 @@ def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int
     return Episodes(np.arange(len(lengths)), lengths, terminated, ~terminated, found)
 
 
-def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
+def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> _Arrays:
     """The inverse of `episodes_of`, for episodes as actors record them; outcomes are left out."""
     last = np.cumsum(episodes.lengths) - 1
     ends = {name: np.zeros(episodes.steps, bool) for name in ("terminations", "truncations")}
     ends["terminations"][last] = episodes.terminated
     # Both may hold of a last step.
     ends["truncations"][last] = episodes.truncated & ~episodes.terminated
-    arrays = {n: a for n, a in episodes.columns.items() if n.startswith(OBSERVATIONS)}
+    arrays = {n: a for n, a in episodes.columns.items() if n.startswith(inputs.OBSERVATIONS)}
     taken = action_converter(spec.action_space)(episodes.actions)
     arrays |= {"actions": np.stack(taken), "rewards": episodes.rewards, **ends}
     if ACTION_MASKS in episodes.columns:
@@ -91,13 +82,13 @@ def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray
     return arrays
 
 
-def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[str, np.ndarray]:
+def flattened(space: gymnasium.Space, observations: Iterable[object]) -> _Arrays:
     """Observations as an environment returns them, as the columns that actors record. Raises
     UsageError if one is not in the space."""
-    parts = observation_parts(space)
+    parts = inputs.observation_parts(space)
     rows = []
     for observation in observations:
-        rows.append(np.zeros(parts[-1].stop, observation_dtype(space)))
+        rows.append(np.zeros(parts[-1].stop, inputs.observation_dtype(space)))
         try:
             write_observation(parts, observation, rows[-1])
         except ValueError as error:
@@ -105,14 +96,13 @@ def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[st
     beside = np.stack(rows)
     return {
         each.name: np.ascontiguousarray(beside[:, each.start : each.stop]).astype(each.dtype)
-        for each in observation_inputs(space)
+        for each in inputs.observation_inputs(space)
     }
 
 
 def actions_from_environment(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
     """Actions of a space, [N, ...], as actors record them: the inverse of
-    `flame_rl.actor.environments.actions.action_converter`. Raises UsageError if they are not in the
-    space."""
+    `flame_rl.actor.environments.converting.action_converter`. Raises UsageError if they are not."""
     if isinstance(space, spaces.Box):
         return _scaled(space, actions.reshape(len(actions), -1).astype(np.float64))
     if actions.dtype.kind == "f":
@@ -144,16 +134,16 @@ def _scaled(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
     return np.where(bounded, np.clip(own, -1, 1), actions).astype(np.float32)
 
 
-def _observations(
-    arrays: dict[str, np.ndarray], space: gymnasium.Space, rows: int
-) -> dict[str, np.ndarray]:
+def _observations(arrays: _Arrays, space: gymnasium.Space, rows: int) -> _Arrays:
     found = {}
-    for column, each in zip(observation_columns(space), observation_inputs(space), strict=True):
+    for column, each in zip(
+        inputs.observation_columns(space), inputs.observation_inputs(space), strict=True
+    ):
         array = _numbers(arrays, column.name)
-        own = space if column.name == OBSERVATIONS else each.space
+        own = space if column.name == inputs.OBSERVATIONS else each.space
         as_returned = own is not None and array.shape[1:] == (own.shape or ())
         if as_returned and not isinstance(own, spaces.Dict | spaces.Tuple):
-            if not isinstance(own, spaces.Box) or is_channels_first(own):
+            if not isinstance(own, spaces.Box) or inputs.is_channels_first(own):
                 # Of the space alone, whose only input it is.
                 (array,) = flattened(own, array).values()
             array = array.reshape(len(array), -1)
@@ -169,7 +159,7 @@ def _observations(
     return found
 
 
-def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _ends(arrays: _Arrays, steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths, int64 [E], and which episodes terminated, bool [E]."""
     terminations = ends = _flags(arrays, "terminations", steps)
     if cut := "truncations" in arrays:
@@ -184,14 +174,11 @@ def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.nda
         last = np.cumsum(lengths.astype(np.int64)) - 1
         if np.delete(ends, last).any() or (cut and not ends[last].all()):
             raise UsageError(
-                "lengths: the episodes end elsewhere than by terminations and truncations; leave "
-                "out lengths, or correct them"
+                "lengths: the episodes end elsewhere than by terminations and truncations; "
+                "correct them"
             )
     elif not cut or not ends[-1]:
-        raise UsageError(
-            "truncations: missing, or the last step ends no episode; say by it which steps a limit "
-            "cut off, or give the episodes' lengths in its place"
-        )
+        raise UsageError("truncations: missing, or the last step ends no episode; give lengths")
     return np.diff(last, prepend=-1), terminations[last]
 
 
@@ -207,7 +194,7 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
         )
 
 
-def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np.ndarray:
+def _numbers(arrays: _Arrays, name: str, *shape: int | None) -> np.ndarray:
     """The array of that name, of finite numbers that float32 holds, and where it is given of that
     shape, which may begin with None for any number."""
     if name not in arrays:
@@ -226,7 +213,7 @@ def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np
     return array
 
 
-def _flags(arrays: dict[str, np.ndarray], name: str, *shape: int) -> np.ndarray:
+def _flags(arrays: _Arrays, name: str, *shape: int) -> np.ndarray:
     """The array of that name and shape, bool."""
     array = _numbers(arrays, name, *shape)
     if not ((array == 0) | (array == 1)).all():

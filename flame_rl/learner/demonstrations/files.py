@@ -1,16 +1,15 @@
-"""Where demonstrations come from: an .npz file, the replay memory of a run, or a Minari dataset;
-and writing an .npz file.
+"""The demonstrations of a run, which stay the same, and where they come from: an .npz file, the
+replay memory of a run, or a Minari dataset; and writing an .npz file.
 
 An .npz file is untrusted: its unpacked size is bounded before it is read, and nothing is unpickled.
 """
-
-from __future__ import annotations
 
 import io
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from flame_rl.actor.environments.actions import has_bounds
+from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
-from flame_rl.learner.demonstrations.conversion import (
-    REWARD_PARTS,
-    arrays_of,
-    episodes_of,
-    flattened,
-)
+from flame_rl.learner.demonstrations import conversion
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.rewards import Rewards
-from flame_rl.learner.state import REPLAY
+from flame_rl.learner.state import REPLAY, arrays_digest
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, refused_as, why_refused, write_atomically
@@ -41,28 +35,83 @@ from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, concatenat
 _MOST_UNPACKED = 1 << 30
 
 
-def read_demonstrations(
-    experiment: Experiment, spec: EnvironmentSpec, rewards: Rewards
-) -> Episodes:
-    """The episodes that the settings name, with shaped rewards. Raises UsageError if they cannot be
-    read or do not fit the environment."""
-    source = experiment.demonstrations
-    path = Path(source)
-    if path.is_dir():
-        return _episodes_of_run(path, spec)
-    if path.suffix == ".npz" or path.exists():
-        arrays = read_npz(path)
-    else:
-        arrays = _read_minari(source, spec)
-    collected = episodes_of(arrays, spec, len(experiment.reward_parts))
-    return rewards.shaped(collected, rewards.raw(collected))
+class Demonstrations:
+    """Whole episodes that somebody has played before the run.
+
+    They are read when they are first needed: who evaluates a run needs none. Checkpoints hold
+    nothing of them; config.json has the digest of their content, whatever kind of file it is in.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: EnvironmentSpec,
+        rewards: Rewards,
+        needs_masks: bool = False,
+    ) -> None:
+        """`experiment` names them, with the digest if the run has begun; `rewards` makes those that
+        are learned from; `needs_masks` says whether masks of actions must be there, too."""
+        self._experiment, self._spec, self._rewards = experiment, spec, rewards
+        self._needs_masks = needs_masks
+
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The episodes, with the rewards that are learned from. Raises UsageError if they cannot be
+        read, do not fit the environment, or are not those with which the run began."""
+        source, expected = self._experiment.demonstrations, self._experiment.demonstrations_digest
+        try:
+            episodes = self._read()
+            if self._needs_masks and ACTION_MASKS not in episodes.columns:
+                raise UsageError(f"{ACTION_MASKS}: missing; targets need them, or --no-action-mask")
+            if expected is not None and (found := episodes_digest(episodes)) != expected:
+                raise UsageError(
+                    f"not what the run began with: the digest is {found[:12]}…, and config.json "
+                    f"has {expected[:12]}…; put the same file back, or begin a new run"
+                )
+        except UsageError as error:
+            raise UsageError(f"--demonstrations: {source}: {error}") from error
+        return episodes
+
+    def _read(self) -> Episodes:
+        source, spec, rewards = self._experiment.demonstrations, self._spec, self._rewards
+        path = Path(source)
+        if path.is_dir():
+            return _episodes_of_run(path, spec)
+        if path.suffix == ".npz" or path.exists():
+            arrays = read_npz(path)
+        else:
+            arrays = _read_minari(source, spec)
+        collected = conversion.episodes_of(arrays, spec, len(self._experiment.reward_parts))
+        return rewards.shaped(collected, rewards.raw(collected))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the episodes, in hexadecimal. Raises UsageError as `episodes` does."""
+        return self._experiment.demonstrations_digest or episodes_digest(self.episodes)
+
+    @property
+    def notice(self) -> str:
+        """What they are, in words. Raises UsageError as `episodes` does."""
+        episodes = self.episodes
+        returns = [episode.rewards.sum() for episode in episodes]
+        return (
+            f"Demonstrations: {len(episodes):,} episodes of {episodes.steps:,} steps, mean return "
+            f"{np.mean(returns):.1f}"
+        )
+
+
+def episodes_digest(episodes: Episodes) -> str:
+    """SHA-256 in hexadecimal over lengths, ends and columns of episodes."""
+    columns = {f"column {name}": array for name, array in episodes.columns.items()}
+    ends = {"lengths": episodes.lengths, "terminated": episodes.terminated}
+    return arrays_digest(ends | columns)
 
 
 def write_demonstrations(path: Path, episodes: Episodes, spec: EnvironmentSpec) -> None:
     """Write collected episodes to an .npz file, which `--demonstrations` reads; the same ones give
     the same bytes. Raises UsageError if it cannot be written."""
     packed = io.BytesIO()
-    np.savez(packed, **arrays_of(episodes, spec))
+    np.savez(packed, **conversion.arrays_of(episodes, spec))
     with refused_as(UsageError, f"--record: {path} cannot be written"):
         write_atomically(path, packed.getvalue())
 
@@ -118,7 +167,7 @@ def _episodes_of_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
 
 
 def _needed(episodes: Episodes, spec: EnvironmentSpec, columns: Sequence[Column]) -> Episodes:
-    names = {REWARD_PARTS, *(column.name for column in columns)}
+    names = {conversion.REWARD_PARTS, *(column.name for column in columns)}
     kept = {name: array for name, array in episodes.columns.items() if name in names}
     if isinstance(spec.action_space, spaces.Box):
         # Recorded before they were clipped to their bounds, as the environment took them.
@@ -128,8 +177,7 @@ def _needed(episodes: Episodes, spec: EnvironmentSpec, columns: Sequence[Column]
 
 
 def _read_minari(name: str, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
-    """The episodes of a dataset on this machine as arrays; see conversion.py. Nothing is
-    downloaded."""
+    """A dataset on this machine as arrays; see conversion.py. Nothing is downloaded."""
     try:
         minari = require("minari", "minari", "demonstrations")
     except UsageError as error:
@@ -153,4 +201,4 @@ def _of_minari(episode: Any, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
         arrays[ACTION_MASKS] = np.asarray(masks).reshape(len(masks), -1)
     # Of a Dict or a Tuple, Minari has an array for each part.
     batched = batch_space(spec.observation_space, len(arrays["rewards"]) + 1)
-    return arrays | flattened(spec.observation_space, iterate(batched, observations))
+    return arrays | conversion.flattened(spec.observation_space, iterate(batched, observations))

@@ -11,8 +11,6 @@ Haarnoja et al. 2018 is "Soft Actor-Critic Algorithms and Applications". B is th
 D the width of an observation, A that of an action.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -20,12 +18,11 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import Train, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -58,8 +55,8 @@ class CriticEnsemble:
         frames = config.experiment.frame_stack
         if frames > 1:
             raise UsageError(
-                f"--frame-stack: {frames}, and {config.algorithm_name} learns from one "
-                "observation; leave the flag out, or choose ppo"
+                f"--frame-stack: {config.algorithm_name} learns from one observation, not "
+                f"{frames}; leave the flag out, or choose ppo"
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate
@@ -72,9 +69,8 @@ class CriticEnsemble:
     def parts(self) -> dict[str, Stateful | nn.Module]:
         """See `GradientStep.parts`."""
         parts: dict[str, Stateful | nn.Module] = {}
-        for number, (critic, target) in enumerate(
-            zip(self._critics, self._targets, strict=True), start=1
-        ):
+        pairs = zip(self._critics, self._targets, strict=True)
+        for number, (critic, target) in enumerate(pairs, start=1):
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam
             parts[f"critic{number}_target"] = target.module
@@ -97,7 +93,7 @@ class CriticEnsemble:
         next_values: np.ndarray,
         decay: float,
         bonus: np.ndarray | float = 0.0,
-    ) -> dict[str, np.ndarray]:
+    ) -> Numbers:
         """One gradient step of each critic: Q(s, a) -> r + bonus + discount * next value.
 
         Args:

@@ -1,16 +1,15 @@
 """The interface between update.py and an algorithm with a replay memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Stateful
-from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, Episodes
@@ -50,11 +49,8 @@ class GradientStep(Protocol):
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The samples of the stored steps at these positions; see replay/views.py."""
-        ...
 
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
         """Take one gradient step.
 
         Args:
@@ -66,11 +62,8 @@ class GradientStep(Protocol):
         Returns:
             Numbers of this step by name, of any shape; and "td_error", [B], absolute.
         """
-        ...
 
-    def steps(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """`step` on K minibatches, [K, B, ...], one after another."""
         for place in range(len(samples["rewards"])):
             minibatch = {name: column[place] for name, column in samples.items()}
@@ -87,8 +80,7 @@ def recorded(inner: GradientStep, episodes: Episodes) -> Episodes:
         if unknown.any():
             raise UsageError(
                 f"action_mask: episode {episodes.index[unknown][0]} was cut by a time limit, and "
-                "its last observation has no mask, or one that allows nothing; action values go on "
-                "there, of the actions that are allowed. Return a mask with the last step, too, "
-                "end the episode as terminated, or choose ppo or impala, which need none there"
+                "its last observation, whose value is learned from, has no mask, or one that "
+                "allows nothing: return one, end it as terminated, or choose ppo or impala"
             )
     return inner.record(episodes)

@@ -4,8 +4,6 @@ An update adds the iteration's episodes to the replay memory and takes the gradi
 due, each on a minibatch drawn from it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,23 +11,19 @@ from fractions import Fraction
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random import Generator
 from torch import nn
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner import state
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import make_hindsight
 from flame_rl.learner.off_policy.replay.minibatches import Minibatches, NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.state import (
-    REPLAY,
-    Counter,
-    Stateful,
-    learning_rate_factor,
-    refuse_unless_finite,
-)
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
+from flame_rl.learner.training.network import Numbers
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
@@ -59,12 +53,12 @@ class OffPolicy(Algorithm):
     observations: NormalizedObservations | None
     beta: float
     minibatches: Minibatches
-    steps: Counter = field(default_factory=Counter)
+    steps: state.Counter = field(default_factory=state.Counter)
 
     @property
-    def parts(self) -> dict[str, Stateful | nn.Module]:
+    def parts(self) -> dict[str, state.Stateful | nn.Module]:
         own = {} if self.observations is None else self.observations.parts
-        return {**self.inner.parts, **own, "gradient_steps": self.steps, REPLAY: self.replay}
+        return {**self.inner.parts, **own, "gradient_steps": self.steps, state.REPLAY: self.replay}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -95,9 +89,7 @@ class OffPolicy(Algorithm):
         if self.minibatches.hindsight is not None:
             self.minibatches.hindsight.functions.close()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> state.Metrics:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay, settings = self.replay, self.config.algorithm
         if self.minibatches.hindsight is not None:
@@ -106,7 +98,7 @@ class OffPolicy(Algorithm):
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
-        decay = learning_rate_factor(settings.learning_rate_decay, progress)
+        decay = state.learning_rate_factor(settings.learning_rate_decay, progress)
         due = gradient_steps_due(settings, replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
@@ -120,8 +112,8 @@ class OffPolicy(Algorithm):
         return means | {name: float(count) for name, count in played.items()}
 
     def gradient_steps(
-        self, number: int, beta: float, generator: np.random.Generator, decay: float = 1.0
-    ) -> Iterator[dict[str, np.ndarray]]:
+        self, number: int, beta: float, generator: Generator, decay: float = 1.0
+    ) -> Iterator[Numbers]:
         """Take that number of gradient steps, each on a minibatch of its own, with `beta` as the
         exponent of importance weights and `decay` as the factor of learning rates; yields what
         `GradientStep.step` of each returns."""
@@ -133,7 +125,7 @@ class OffPolicy(Algorithm):
             steps = self.inner.steps(drawn, generator, decay)
             for own, numbers in zip(positions, steps, strict=True):
                 # NaN is no priority, and further steps would be in vain.
-                refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
+                state.refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
                 self.replay.prioritize(own, numbers["td_error"][: len(own)])
                 yield numbers
             number -= count
@@ -145,21 +137,16 @@ def off_policy(
     make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
     demonstrations: Demonstrations | None = None,
 ) -> OffPolicy:
-    """The algorithm that `make` makes with new networks, over a replay memory.
-
-    Raises:
-        UsageError: the algorithm is not for these actions, not for networks with a memory, or not
-            for demonstrations; hindsight is not for this environment; the replay memory does not
-            fit into this machine's, or an episode that reaches its time limit does not fit into the
-            replay memory.
-    """
+    """The algorithm that `make` makes with new networks, over a replay memory. Raises UsageError:
+    the algorithm is not for these actions, not for networks with a memory, or not for
+    demonstrations; hindsight is not for this environment; the replay memory does not fit into this
+    machine's, or an episode that reaches its time limit does not fit into the replay memory."""
     inner, settings = make(config, spec, in_training), config.algorithm
     _refuse_other_actions(inner, spec)
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, which "
-            f"learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
-            "or choose one of these"
+            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, and "
+            f"{config.algorithm_name} does not remember; leave the flag out, or choose one of these"
         )
     if demonstrations is not None and not inner.demonstrable:
         raise UsageError(
@@ -224,7 +211,4 @@ def _refuse_other_actions(inner: GradientStep, spec: EnvironmentSpec) -> None:
         wanted, instead = "continuous actions, a Box", "dqn or ppo" if one_choice else "ppo"
     else:
         return
-    raise UsageError(
-        f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
-        f"{instead}"
-    )
+    raise UsageError(f"--algorithm: it needs {wanted}, not {spec.action_space}; choose {instead}")

@@ -14,19 +14,17 @@ sample's priority. Shapes that do not fit raise ValueError.
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.compiled.network import CompiledNetwork, QTarget
-from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.compiled.library import Target, address
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.network import Gradient, Loss, LossResult, Numbers, Pass, Samples
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import masked
@@ -37,13 +35,8 @@ _PAIRS = 60_000
 
 
 class ActionValues:
-    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015,
-    "Human-Level Control through Deep Reinforcement Learning").
-
-    Attributes:
-        online: Q, in training.
-        target: Q'.
-    """
+    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015, "Human-Level
+    Control through Deep Reinforcement Learning"). `online`: Q, in training. `target`: Q'."""
 
     def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
         """Q in training, whose output is [B, A] or more numbers for each action. The algorithm has
@@ -70,9 +63,7 @@ class ActionValues:
             return end
         return start + (end - start) * env_steps / settings.epsilon_steps
 
-    def step(
-        self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float
-    ) -> dict[str, np.ndarray]:
+    def step(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
         """One gradient step, Q(s, a) -> target; then the target network follows.
 
         Args:
@@ -91,13 +82,12 @@ class ActionValues:
         """Whether compiled code knows the networks, so that `steps` can be called."""
         return isinstance(self.online.network, CompiledNetwork)
 
-    def steps(
-        self, samples: Samples, double: bool, decay: float
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def steps(self, samples: Samples, double: bool, decay: float) -> Iterator[Numbers]:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
         settings = self._settings
-        target = QTarget(self.target.parameters, double, self._target_period, settings.tau)
+        where = address(self.target.parameters)
+        target = Target(where, self._target_period, double, settings.tau)
         config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
         columns = self.online.network.q_steps(samples, self.online.adam, target, config)
         names, rows = columns.keys(), zip(*columns.values(), strict=True)
@@ -193,9 +183,7 @@ def huber(errors: np.ndarray) -> np.ndarray:
     return clipped * (size - 0.5 * clipped)
 
 
-def q_loss(
-    samples: Samples, values: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+def q_loss(samples: Samples, values: np.ndarray) -> LossResult:
     """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss` of the values of all actions,
     [B, A]; "targets" are [B], and "td_error" is absolute."""
     check_shape("values", values, len(values), None)
@@ -212,8 +200,7 @@ def softmax(logits: np.ndarray, atoms: int) -> np.ndarray:
 
 
 def c51_loss(support: np.ndarray) -> Loss:
-    """The cross-entropy between target and predicted distribution (Bellemare et al. 2017,
-    algorithm 1).
+    """The cross-entropy of target and predicted distribution (Bellemare et al. 2017, alg. 1).
 
     "targets" are probabilities, [B, Z], as `project` returns them; the output is the logits,
     [B, A * Z]. In place of the TD error, "td_error" is the Kullback-Leibler divergence, the part of
@@ -225,9 +212,7 @@ def c51_loss(support: np.ndarray) -> Loss:
     if not (len(gaps) and gaps.min() > 0.98 * gaps.max()):
         raise ValueError("support: not equidistant and ascending; np.linspace makes one")
 
-    def loss(
-        samples: Samples, logits: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, logits: np.ndarray) -> LossResult:
         targets, chosen = distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
@@ -257,24 +242,17 @@ def quantile_loss(quantiles: int) -> Loss:
     over the Z predicted quantiles, mean over those of the target.
 
     "targets" are quantiles, [B, Z], as `td_targets` returns them; the output is the quantiles of
-    each action, [B, A * Z]. "value" is their mean, and "td_error" the absolute difference of the
-    means.
+    each action, [B, A * Z]. "value" is their mean, "td_error" the absolute difference of means.
     """
 
-    def loss(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
         targets, chosen = distributions(samples, outputs, quantiles)
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
         slices = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
         losses, gradients = (np.concatenate(column) for column in zip(*slices, strict=True))
         value = chosen.mean(axis=1)
-        numbers = {
-            "loss": losses,
-            "td_error": np.abs(targets.mean(axis=1) - value),
-            "value": value,
-        }
+        numbers = {"loss": losses, "td_error": np.abs(targets.mean(axis=1) - value), "value": value}
         return apply_weights(samples, numbers, gradients, outputs)
 
     return loss
@@ -298,9 +276,7 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
 def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
     """The loss of a duelling network, whose output is [B, (1 + A) * Z]: `loss` after `dueling`."""
 
-    def whole(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    def whole(samples: Samples, outputs: np.ndarray) -> LossResult:
         numbers, (gradient,) = loss(samples, dueling(outputs, atoms))
         by_action = gradient.reshape(len(outputs), -1, atoms)
         value = by_action.sum(axis=1, keepdims=True)
@@ -314,19 +290,17 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
 def distributions(
     samples: Samples, outputs: np.ndarray, atoms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The targets, and the outputs for the samples' actions, both [B, Z]; `outputs` are
-    [B, A * Z]."""
+    """The targets, and the outputs, [B, A * Z], for the samples' actions, both [B, Z]."""
     targets, rows = samples["targets"], len(outputs)
     check_shape("targets", targets, rows, atoms)
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
 def apply_weights(
-    samples: Samples, numbers: dict[str, np.ndarray], gradient: np.ndarray, outputs: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    samples: Samples, numbers: Numbers, gradient: np.ndarray, outputs: np.ndarray
+) -> LossResult:
     """The numbers, and the gradient for all outputs, [B, A] or [B, A * Z], given that for the
-    outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, where there
-    are any."""
+    outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, if any."""
     rows = len(outputs)
     if "weights" in samples:
         weights = samples["weights"]

@@ -5,8 +5,6 @@ torch itself, and because a safetensors file cannot hold its state as it is. All
 one flat array, so that a step is one call.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -18,8 +16,7 @@ from flame_rl.system.signals import end_if_stopped
 # Adam's beta1, beta2 and epsilon (Kingma and Ba 2015, algorithm 1).
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Adam's sums of gradients, and of their squares, below these change no parameter, and become 0:
-# those of a unit that never fires would decay to subnormal numbers, which some processors take long
-# for.
+# those of a unit that never fires would decay to subnormal numbers, slow on some processors.
 UNDERFLOW = 1e-20, 1e-36
 
 
@@ -63,11 +60,9 @@ class Adam:
         """Both sums shrink by the betas and gain the gradient and its square, but become 0 below
         `UNDERFLOW`; parameters -= rate first / (sqrt(second) + epsilon)."""
         gains = self.gradient, np.square(self.gradient)
-        for sums, beta, gain, least in zip(
-            self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True
-        ):
+        for sums, beta, new, least in zip(self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
             sums *= np.float32(beta)
-            sums += gain
+            sums += new
             sums[np.abs(sums) < least] = 0
         self.parameters -= self.sums[0] / (np.sqrt(self.sums[1]) + epsilon) * rate
 

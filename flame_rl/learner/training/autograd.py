@@ -40,8 +40,7 @@ class AutogradNetwork(Network):
 
     A module with a memory is unrolled over whole sequences from their first step; its samples have
     "time" among their columns, and perhaps "burnt_in", bool [B], see `burning_in`. Its inputs and
-    outputs are [T, S, ...], T time steps of S sequences; shorter sequences are padded at their
-    ends.
+    outputs are [T, S, ...], T time steps of S sequences; shorter ones are padded at their ends.
     """
 
     def __init__(
@@ -167,10 +166,8 @@ def to_array(tensor: Tensor) -> np.ndarray:
 
 def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     """The columns as tensors on the device; integers are int64, but for uint8, the numbers of
-    pictures. With "inputs" that are `Stacks` comes "missing", which of their frames precede the
-    episode."""
-    # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
-    # its number.
+    pictures. With "inputs" that are `Stacks` comes "missing", which frames precede the episode."""
+    # In a new thread, products would run on OpenMP's own number of threads until torch is asked.
     torch.get_num_threads()
     if isinstance(samples.get("inputs"), Stacks):
         samples = samples | {"missing": samples["inputs"].stacked()[1]}

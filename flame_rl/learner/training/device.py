@@ -1,7 +1,5 @@
 """The device on which a run's networks are computed: the CPU, or a graphics card."""
 
-from __future__ import annotations
-
 import math
 import os
 import threading
@@ -36,11 +34,8 @@ os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
-    """The device that `--device` stands for on this machine.
-
-    Raises:
-        UsageError: a card is asked for, and torch finds none.
-    """
+    """The device that `--device` stands for on this machine. Raises UsageError: a card is asked
+    for, and torch finds none."""
     wanted = config.execution.device
     if wanted == "auto":
         return "cuda" if prefers_card(config, spec) and torch.cuda.is_available() else "cpu"
@@ -50,8 +45,8 @@ def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", 
             cause = f"torch {torch.__version__} is a build without CUDA"
         raise UsageError(
             f"--device: cuda, and torch finds no graphics card: {cause}. Leave the flag out; a run "
-            "that began on a card goes on without one by --device cpu, in Python by device='cpu', "
-            "with other results from there on"
+            "that began on a card goes on without one by --device cpu, with other results from "
+            "there on"
         )
     return wanted
 
@@ -123,7 +118,6 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
         yield
         if seed is None and not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                "model.py, or an auxiliary loss, draws random numbers in its forward pass, such as "
-                "dropout, or another thread of the program draws torch's: the same seed would not "
-                "give the same result; leave them out"
+                "model.py, an auxiliary loss or another thread draws random numbers of torch, as "
+                "dropout does: the same seed would give other results; leave it out"
             )

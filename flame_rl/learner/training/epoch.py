@@ -1,8 +1,6 @@
 """An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and a gradient
 step on each: all in compiled code where it knows network and loss, otherwise one after another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,12 +74,8 @@ class StepConfig:
 def train_epoch(
     network: Network, adam: Adam, epoch: Epoch, loss: Loss, config: StepConfig
 ) -> list[dict[str, float]]:
-    """Train a network on a loss.
-
-    Returns:
-        For each minibatch, up to one that exceeded the KL limit, the loss's numbers by name, means
-        over its steps, and "gradient_norm".
-    """
+    """Train a network on a loss. Returns for each minibatch, up to one that exceeded the KL limit,
+    the loss's numbers by name, means over its steps, and "gradient_norm"."""
     if runs_compiled(network, epoch, loss):
         return network.run_epoch(loss, adam, epoch, config)
     gradient_of = partial(mean_gradient, network, loss, adam.gradient)

@@ -28,11 +28,8 @@ def step_rows(lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Observations of several inputs: a lazy array float32 [B, D].
-
-    Attributes:
-        inputs: a column of each, float32 or uint8 [B, ...].
-    """
+    """Observations of several inputs: a lazy array float32 [B, D]. `inputs`: a column of each,
+    float32 or uint8 [B, ...]."""
 
     inputs: tuple[np.ndarray, ...]
 

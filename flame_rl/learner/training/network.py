@@ -5,8 +5,6 @@ each sample, and the gradient of its "loss" for each output. The network carries
 parameters, by torch's autograd (autograd.py) or by compiled code (learner/compiled/).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +20,10 @@ Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
 Gradient = np.ndarray | float
-# What a loss returns: numbers by name, float32 [B] each, and the gradient of "loss" for each of the
-# outputs.
-LossResult = tuple[dict[str, np.ndarray], tuple[Gradient, ...]]
+# Numbers of each sample by name.
+Numbers = dict[str, np.ndarray]
+# What a loss returns: numbers, float32 [B] each, and the gradient of "loss" for each output.
+LossResult = tuple[Numbers, tuple[Gradient, ...]]
 # A loss of single samples; its mean over a minibatch is what a gradient step descends. It is called
 # with B samples and each of the network's outputs for them, float32 [B, ...], as arrays, and is
 # traced by nothing; `torch_loss` makes one of a function in torch, which finds its gradient.
@@ -55,22 +54,17 @@ class NativeLoss:
 
 
 class Pass(Protocol):
-    """A forward pass through a network, for one backward pass.
-
-    Attributes:
-        outputs: the network's outputs, float32 [B, ...] each.
-    """
+    """A forward pass through a network, for one backward pass. `outputs`: the network's outputs,
+    float32 [B, ...] each."""
 
     outputs: tuple[np.ndarray, ...]
 
     def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
         """Write the gradient of a loss for the parameters, summed over the samples, to `gradient`,
         float32 [P]: all parameters in order, each flat. `gradients` are those for each output."""
-        ...
 
     def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
         """The gradient of a loss for "inputs", float32 [B, ...], given those for each output."""
-        ...
 
 
 class Network(Protocol):
@@ -81,8 +75,7 @@ class Network(Protocol):
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
-        compiled: whether there is a method `run_epoch`, one call of compiled code for an epoch of a
-            `NativeLoss`.
+        compiled: whether its `run_epoch` is one call of compiled code for a `NativeLoss`.
     """
 
     slice_rows: int
@@ -94,15 +87,12 @@ class Network(Protocol):
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
         normalised, for example. Stale once the module's buffers change."""
-        ...
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         """The network's outputs, without a gradient."""
-        ...
 
     def forward(self, samples: Samples) -> Pass:
         """The network's outputs, for a backward pass."""
-        ...
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         """Write the gradient of the loss, summed over the samples, to `gradient`; returns the sums

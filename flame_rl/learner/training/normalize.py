@@ -1,7 +1,5 @@
 """Running mean and variance of a stream of batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,12 +22,8 @@ _FAR = 100
 
 class RunningMoments:
     """Mean and variance of all rows seen so far, in float64 (Chan et al. 1979, "Updating Formulae
-    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3).
-
-    Attributes:
-        count: number of rows.
-        mean: float64 [D].
-    """
+    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3). `count`: number of rows.
+    `mean`: float64 [D]."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -61,11 +55,9 @@ class RunningMoments:
                 self._squares = self._squares + squares + between
                 self.count = total
 
-    def set_in(
-        self, normalizers: Iterable[tuple[slice, ObservationNormalizer | Centering]]
-    ) -> None:
+    def set_in(self, modules: Iterable[tuple[slice, ObservationNormalizer | Centering]]) -> None:
         """Set normalisers of the rows, each with the columns that it gets."""
-        for columns, normalizer in normalizers:
+        for columns, normalizer in modules:
             normalizer.set(self.mean[columns], self.std[columns])
 
     def state_dict(self) -> dict[str, np.ndarray]:

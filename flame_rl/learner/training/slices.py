@@ -1,12 +1,9 @@
-"""Large minibatches slice by slice: bounded memory, all cores busy, the same bits on any number of
-cores.
+"""Large minibatches by slices: bounded memory, all cores busy, the same bits on any number of them.
 
 A library's own threads divide a sum among the cores, so that its last bits depend on their number.
 With one thread in torch and in BLAS (set in device.py), each slice is computed by one thread
 of the pool here, several slices at a time, and their results are added in order.
 """
-
-from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Losses written in torch, which finds their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 

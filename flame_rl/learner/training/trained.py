@@ -1,8 +1,7 @@
 """A network in training: a torch module, its parameters as one array, its Adam, and a step down a
-loss."""
+loss; and a target network, which follows it."""
 
-from __future__ import annotations
-
+import copy
 import math
 from collections.abc import Callable
 
@@ -10,8 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from flame_rl.learner.compiled.library import library
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.network import Gradient, Network, Pass
+from flame_rl.learner.training.network import Gradient, Network, Pass, Samples
 from flame_rl.system.errors import UsageError
 
 
@@ -53,6 +53,39 @@ class TrainedNetwork:
         if max_grad_norm < math.inf:
             self.adam.clip_gradient(max_grad_norm)
         self.adam.step(learning_rate)
+
+
+class TargetNetwork:
+    """A slower copy of a network in training, whose values are learned from (Mnih et al. 2015,
+    "Human-Level Control through Deep Reinforcement Learning"). `module`: the copy. `parameters`:
+    its own, float32 [P]."""
+
+    def __init__(self, trained: TrainedNetwork) -> None:
+        self.module = copy.deepcopy(trained.module)
+        self.parameters = flat_parameters(self.module)
+        self._network = trained.choose(self.module)
+        self._trained = trained
+
+    def output(self, samples: Samples) -> np.ndarray:
+        """The network's only output."""
+        (output,) = self._network.outputs(samples)
+        return output
+
+    def follow(self, tau: float) -> None:
+        """target <- (1 - tau) target + tau network (Lillicrap et al. 2016, "Continuous Control with
+        Deep Reinforcement Learning", algorithm 1); tau 1 copies."""
+        follow(self.parameters, self._trained.adam.parameters, tau)
+
+
+def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
+    """parameters += tau (others - parameters), in place, on arrays float32 [P]; tau 1 copies."""
+    compiled = library()
+    if tau == 1:
+        parameters[:] = others
+    elif compiled is None:
+        parameters += (others - parameters) * np.float32(tau)
+    else:
+        compiled.follow(parameters, others, tau, parameters.size)
 
 
 # Puts a new module in training; algorithms with a replay memory make their networks with it.

@@ -16,15 +16,15 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.converting import action_converter
 from flame_rl.learner.demonstrations.conversion import (
     actions_from_environment,
     episodes_of,
     flattened,
 )
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations, episodes_digest
 from flame_rl.learner.demonstrations.files import (
-    read_demonstrations,
+    Demonstrations,
+    episodes_digest,
     read_npz,
     write_demonstrations,
 )
@@ -64,7 +64,7 @@ def write(path, found: dict[str, np.ndarray]) -> str:
 
 def demonstrations(source: str, spec: EnvironmentSpec) -> Demonstrations:
     experiment = Experiment(demonstrations=source)
-    return Demonstrations(experiment, lambda: read_demonstrations(experiment, spec, OWN))
+    return Demonstrations(experiment, spec, OWN)
 
 
 def test_episodes_are_cut_where_they_end(tmp_path):

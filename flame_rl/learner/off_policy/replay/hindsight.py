@@ -56,13 +56,9 @@ class GoalPlaces:
 
 
 def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
-    """Where the environment's goals are. Raises UsageError, about --hindsight, if it has none, or
-    several agents."""
+    """Where the environment's goals are. Raises UsageError if it has none, or several agents."""
     if spec.agents:
-        raise UsageError(
-            f"--hindsight: {spec.env_id} has several agents, whose rewards may depend on each "
-            "other; leave the flag out"
-        )
+        raise UsageError(f"--hindsight: {spec.env_id} has several agents; leave the flag out")
     parts = {part.path: part for part in observation_parts(spec.observation_space)}
     found = [parts.get((name,)) for name in (ACHIEVED, DESIRED)]
     forms = [part and (type(part.space), part.space.shape, part.one_byte) for part in found]
@@ -82,10 +78,7 @@ class GoalFunctions:
 
     Which goals end an episode says its `compute_terminated` or, as in panda-gym, whose episodes
     terminate with a success, its `task.is_success`. Where it has neither, no goal ends one, and
-    episodes that terminate are refused.
-
-    Attributes:
-        places: where the goals are in an observation.
+    episodes that terminate are refused. `places`: where the goals are in an observation.
     """
 
     def __init__(self, environment: Environment, places: GoalPlaces) -> None:
@@ -104,15 +97,12 @@ class GoalFunctions:
             try:
                 self._simulator = PlainSimulator(replace(self._environment, slots=1))
             except SimulatorError as error:
-                raise UsageError(
-                    f"--hindsight: the learner makes an environment of its own, and {error}"
-                ) from error
+                raise UsageError(f"--hindsight: the learner's own environment: {error}") from error
         env = self._simulator.first
         if _attribute(env, "compute_reward") is None:
             raise UsageError(
                 f"--hindsight: {self._environment.env_id} has no compute_reward(achieved_goal, "
-                "desired_goal, info), which would give the reward of another goal; add the method "
-                "to the environment, or by a wrapper"
+                "desired_goal, info) for other goals; add the method, or a wrapper with it"
             )
         return env
 
@@ -134,8 +124,8 @@ class GoalFunctions:
         if len(self._functions) < 2 and terminated.any():
             raise UsageError(
                 f"--hindsight: an episode of {self._environment.env_id} terminated, and it has no "
-                "compute_terminated(achieved_goal, desired_goal, info), which would say whether "
-                "one ends with another goal; add the method to the environment, or by a wrapper"
+                "compute_terminated(achieved_goal, desired_goal, info) for other goals; add the "
+                "method"
             )
         self._steps += episodes.steps
         rounding = _ROUNDING * (1 + np.abs(achieved).max() + np.abs(desired).max())

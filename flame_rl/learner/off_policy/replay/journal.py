@@ -11,23 +11,20 @@ What follows the place of the checkpoint from which a run resumes is cut off, on
 read: the run plays it again, to the bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import numpy as np
-
-from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
+from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.system.files import open_regular, sync
-from flame_rl.wire.fields import WireError, Within, value_from_data
+from flame_rl.wire.codec import take_array, take_episodes
+from flame_rl.wire.fields import Within, value_from_data
 from flame_rl.wire.messages import ABOUT_EPISODES, Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
@@ -85,11 +82,8 @@ class Record:
 class Journal:
     """Appends episodes to the newest segment, and begins another when that is large enough.
 
-    `restore` comes first; `read` alone leaves the folder as it is.
-
-    Attributes:
-        folder: of the segments.
-        columns: what every step must have; more are kept as they are.
+    `restore` comes first; `read` alone leaves the folder as it is. `folder`: of the segments.
+    `columns`: what every step must have; more are kept as they are.
     """
 
     def __init__(
@@ -127,8 +121,7 @@ class Journal:
     def restore(self, store: ReplayStore, place: Place) -> None:
         """Bring a store, which forgets what it holds, to this place, and cut off the journal there.
         A place of a capacity alone is that before the first episode. Raises as `read` does, and
-        JournalError if the store has another capacity; then nothing is cut off, and the store is of
-        no use."""
+        JournalError if the store has another capacity; nothing is cut off then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store.begin(0, 0)
         for record in self.read(place):
@@ -201,24 +194,22 @@ class Journal:
 
     def _foreign(self, segment: int) -> JournalError:
         return JournalError(
-            f"records of {self.path(segment).name} are those of another run, or were altered; put "
-            "the run's own replay folder back"
+            f"records of {self.path(segment).name} are those of another run; put the run's own back"
         )
 
 
 def _incomplete(place: Place) -> JournalError:
     return JournalError(
-        f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and not all of "
-        "them are there and sound; put the run's own files back, or resume from another checkpoint "
-        "of the run, --resume RUN/checkpoints/NAME.ckpt"
+        f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, not all of "
+        "which are sound; put them back, or resume from another checkpoint, "
+        "RUN/checkpoints/NAME.ckpt"
     )
 
 
 def _in_bytes(
     before: int, steps_before: int, previous: bytes, episodes: Episodes
 ) -> tuple[list[Buffer], bytes]:
-    """A record in chunks, to be written one after another, and its digest; for the arguments see
-    `Record`."""
+    """A record in chunks to write one after another, and its digest; for arguments see `Record`."""
     header = {"episodes": before, "steps": steps_before}
     arrays = {name: getattr(episodes, name) for name in ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
@@ -234,22 +225,9 @@ def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Epis
     before, steps_before = (
         value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
     )
-    count = arrays.get("lengths", np.zeros(0)).shape[:1]
-    about = {name: arrays.pop(name, None) for name in ABOUT_EPISODES}
-    for name, dtype in ABOUT_EPISODES.items():
-        if about[name] is None or (about[name].dtype, about[name].shape) != (dtype, count):
-            raise WireError(f"{name}: not {dtype}, one for each episode")
-    if not (about["terminated"] | about["truncated"]).all():
-        raise WireError("terminated, truncated: an episode ends by one of them")
-    named = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
-    episodes = Episodes(**about, columns=named)
-    check_columns(columns, episodes)
-    for name, array in named.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise WireError(f"{_COLUMN}{name}: not finite")
-    for column in columns:
-        column.refuse_other_choices(f"{_COLUMN}{column.name}", named[column.name])
-    return before, steps_before, episodes
+    episodes = take_episodes(arrays, columns, _COLUMN)
+    others = {name.removeprefix(_COLUMN): take_array(arrays, name) for name in [*arrays]}
+    return before, steps_before, replace(episodes, columns=episodes.columns | others)
 
 
 def _write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:

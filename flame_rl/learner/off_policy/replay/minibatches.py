@@ -1,17 +1,16 @@
 """Minibatches for gradient steps: drawn from the replay memory, a share of them from
 demonstrations, and with normalised observations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import gymnasium
 import numpy as np
+from numpy.random import Generator
 from torch import nn
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import Relabelling
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory
@@ -65,9 +64,7 @@ class Minibatches:
         # A gradient step changes the priorities, which the next draw needs.
         return 1 if self.replay.prioritized else max(1, _BYTES_AT_ONCE // (self.size * self._bytes))
 
-    def draw(
-        self, number: int, beta: float, generator: np.random.Generator
-    ) -> tuple[Samples, np.ndarray]:
+    def draw(self, number: int, beta: float, generator: Generator) -> tuple[Samples, np.ndarray]:
         """Draw K = `number` minibatches: samples, [K, B, ...], with importance "weights", float32,
         to the power of `beta` unless steps are drawn uniformly; and the positions in the replay
         memory of the first b samples of each, int64 [K, b]."""
@@ -86,9 +83,7 @@ class Minibatches:
             samples = {n: np.concatenate([own, shown[n]], axis=1) for n, own in samples.items()}
         return samples, positions
 
-    def _view(
-        self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
-    ) -> Samples:
+    def _view(self, store: StoredSteps, positions: np.ndarray, generator: Generator) -> Samples:
         """Steps of a store, positions int64 [K, B], as the algorithm learns from them."""
         shape, positions = positions.shape, positions.ravel()
         if self.hindsight is not None:

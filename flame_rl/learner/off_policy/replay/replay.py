@@ -1,7 +1,5 @@
 """The replay memory of a learner: the store, its priorities, and its files."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -20,8 +18,7 @@ from flame_rl.system.files import refused_as
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
-# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
-# 3.3).
+# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, 3.3).
 _LEAST_PRIORITY = 1e-6
 
 
@@ -104,8 +101,7 @@ class ReplayMemory:
         return _place_in(state, f"{REPLAY}.").oldest
 
     def forget_before(self, first: int) -> None:
-        """Delete files that hold only episodes before this number. Raises OSError if the disk
-        refuses."""
+        """Delete files of episodes before this number alone. Raises OSError if the disk refuses."""
         if self._journal is not None:
             self._journal.forget(first)
 
@@ -117,8 +113,8 @@ class ReplayMemory:
         greatest = np.abs(episodes.columns["rewards"]).max()
         if greatest > np.finfo(np.float32).max:
             raise RunError(
-                f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in "
-                "which steps are kept for replay. Scale rewards in the environment"
+                f"the update was refused: a reward of size {greatest:.3g} is beyond float32. Scale "
+                "it"
             )
         self.recall()
         kept = {column.name for column in self.store.columns}
@@ -142,8 +138,7 @@ class ReplayMemory:
         return self._priorities.sample(count, beta, generator)
 
     def prioritize(self, positions: np.ndarray, errors: np.ndarray) -> None:
-        """Set priorities by absolute TD errors, finite, [B]; no effect where steps are drawn
-        uniformly."""
+        """Set priorities by absolute TD errors, finite, [B]; no effect on uniform draws."""
         if self._priorities is not None:
             self._priorities.update(positions, errors + _LEAST_PRIORITY)
 
@@ -180,10 +175,7 @@ class ReplayMemory:
             raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
         capacity = _place_in(state).capacity
         if capacity != self.store.capacity:
-            raise ValueError(
-                f"capacity: {self.store.capacity} steps, but the checkpoint is of a replay store "
-                f"of {capacity}; resume with the same capacity"
-            )
+            raise ValueError(f"capacity: {self.store.capacity} steps, {capacity} in the checkpoint")
         self._waiting = {name: array.copy() for name, array in state.items()}
 
     def _refused_by_the_disk(self) -> AbstractContextManager[None]:
@@ -220,5 +212,5 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
     if steps > capacity:
         raise UsageError(
             f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
-            "begin a new run with more, or with a time limit, --max-episode-steps"
+            "begin a new run with more, or with --max-episode-steps"
         )

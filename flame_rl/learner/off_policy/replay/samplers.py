@@ -3,8 +3,6 @@
 All random numbers come from a generator that is passed in.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from flame_rl.learner.off_policy.replay.store import ReplayStore
@@ -34,12 +32,9 @@ class PrioritizedSampler:
     def sample(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw B = `count` steps, with replacement.
-
-        Returns:
-            Positions, int64 [B], and importance weights, float32 [B]: (size * P(i))^-beta, divided
-            by the greatest of the batch (section 3.4). Beta 0 corrects nothing, 1 all.
-        """
+        """Draw B = `count` steps, with replacement. Returns positions, int64 [B], and importance
+        weights, float32 [B]: (size * P(i))^-beta, divided by the greatest of the batch (section
+        3.4). Beta 0 corrects nothing, 1 all."""
         self._follow_store()
         share = self._tree.total / count
         leaves = self._tree.find((np.arange(count) + generator.random(count)) * share)
@@ -95,10 +90,7 @@ class SumTree:
     proportion to their size.
 
     A sum is always made anew from the two children, never adjusted, so that the tree is a function
-    of its leaves alone, to the bit.
-
-    Attributes:
-        leaves: float64 [capacity], at least 0; read only.
+    of its leaves alone, to the bit. `leaves`: float64 [capacity], at least 0; read only.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -6,8 +6,6 @@ observation: the next observation of a step is the row after its own. Episodes m
 end of the ring and go on at its beginning.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -5,16 +5,14 @@ Besides the store's own columns there are "next_observations", where there are m
 "next_action_masks", and "discounts": the factor of the next observation's value, 0 after an end. A
 time limit is no end: the value of the episode's last observation counts. In a store with k frames,
 observations have a dimension k before D, and "missing" says which precede the episode;
-"next_missing" of sequences those of "next_observations". A position that the store does not keep
-raises ValueError.
+"next_missing" of sequences those of "next_observations". Positions not kept raise ValueError.
 """
-
-from __future__ import annotations
 
 from typing import Protocol
 
 import numpy as np
 
+from flame_rl.learner.training.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 
 # What comes with every observation.
@@ -35,9 +33,7 @@ class StoredSteps(Protocol):
     def read(self, rows: np.ndarray, times: np.ndarray | None = None) -> dict[str, np.ndarray]: ...
 
 
-def n_step(
-    store: StoredSteps, positions: np.ndarray, n: int, discount: float
-) -> dict[str, np.ndarray]:
+def n_step(store: StoredSteps, positions: np.ndarray, n: int, discount: float) -> Samples:
     """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1);
     n 1: single steps, or transitions.
 
@@ -82,15 +78,14 @@ def n_step(
 
 def sequences(
     store: StoredSteps, positions: np.ndarray, length: int, overlap: int, discount: float
-) -> dict[str, np.ndarray]:
+) -> Samples:
     """The sequence of steps in which each position lies.
 
     The sequences of an episode begin at its steps 0, length - overlap, 2 (length - overlap), ...;
     none begins where the sequence before already has all steps that follow. Where several
     sequences have the position's step, the earliest one is returned: of a sequence's steps, all
     but those that it shares with the one before lead to it. A sequence ends with its episode: from
-    there on "mask" is 0, observations repeat the last one, and rewards, actions and discounts are
-    0.
+    there on "mask" is 0, observations repeat the last one, and all else is 0.
 
     Args:
         store, positions, discount: as in `n_step`.
