@@ -19,7 +19,7 @@ from flame_rl.settings.algorithms import (
     ActionNoise,
     BCSettings,
     DQNSettings,
-    EpsilonGreedy,
+    Exploration,
     SACSettings,
     SuccessorSettings,
 )
@@ -209,7 +209,7 @@ def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
             words = "quantiles of returns"
         case SuccessorSettings():
             words = "returns of the parts of rewards"
-        case EpsilonGreedy():
+        case Exploration():
             words = "action values"
         case ActionNoise() | BCSettings(policy="deterministic") if spec.continuous:
             words = "actions"

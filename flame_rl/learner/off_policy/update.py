@@ -154,10 +154,10 @@ def off_policy(
             replay memory.
     """
     inner, settings = make(config, spec, in_training), config.algorithm
-    _refuse_other_actions(inner, spec)
+    refuse_other_actions(inner.actions, spec)
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, which "
+            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, which "
             f"learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
             "or choose one of these"
         )
@@ -216,11 +216,12 @@ def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> Pol
     return replace(snapshot, head=head)
 
 
-def _refuse_other_actions(inner: GradientStep, spec: EnvironmentSpec) -> None:
+def refuse_other_actions(kind: str, spec: EnvironmentSpec) -> None:
+    """Raise UsageError unless the environment's actions are of this kind, `GradientStep.actions`."""
     one_choice = isinstance(spec.action_space, spaces.Discrete)
-    if inner.actions == "discrete" and not one_choice:
+    if kind == "discrete" and not one_choice:
         wanted, instead = "Discrete actions", "ppo or sac" if spec.continuous else "ppo"
-    elif inner.actions == "continuous" and not spec.continuous:
+    elif kind == "continuous" and not spec.continuous:
         wanted, instead = "continuous actions, a Box", "dqn or ppo" if one_choice else "ppo"
     else:
         return
