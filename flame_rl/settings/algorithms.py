@@ -354,7 +354,7 @@ class PQNSettings(Exploration, AlgorithmSettings):
 
     name = "pqn"
 
-    minibatches: Count = 16
+    minibatches: Count = 32
 
     epochs: Count = 2
 

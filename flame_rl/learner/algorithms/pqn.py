@@ -1,5 +1,5 @@
-"""PQN (Gallici et al. 2025, "Simplifying Deep Temporal Difference Learning", algorithm 1): Q-learning
-from fresh episodes, without a replay memory or a target network.
+"""Q-learning from fresh episodes, without a replay memory or a target network: PQN (Gallici et al.
+2025, "Simplifying Deep Temporal Difference Learning", algorithm 1).
 
     Q(s_t, a_t) -> G_t = r_t + gamma (lambda G_{t+1} + (1 - lambda) max_a Q(s_{t+1}, a))
 

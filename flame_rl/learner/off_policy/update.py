@@ -157,8 +157,8 @@ def off_policy(
     refuse_other_actions(inner.actions, spec)
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, which "
-            f"learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
+            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, "
+            f"which learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
             "or choose one of these"
         )
     if demonstrations is not None and not inner.demonstrable:
@@ -217,7 +217,7 @@ def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> Pol
 
 
 def refuse_other_actions(kind: str, spec: EnvironmentSpec) -> None:
-    """Raise UsageError unless the environment's actions are of this kind, `GradientStep.actions`."""
+    """Raise UsageError unless actions are of this kind; see `GradientStep.actions`."""
     one_choice = isinstance(spec.action_space, spaces.Discrete)
     if kind == "discrete" and not one_choice:
         wanted, instead = "Discrete actions", "ppo or sac" if spec.continuous else "ppo"
