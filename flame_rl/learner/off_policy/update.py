@@ -158,8 +158,8 @@ def off_policy(
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
             f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, "
-            f"which learn from sequences; {config.algorithm_name} does not remember. Leave the flag out, "
-            "or choose one of these"
+            f"which learn from sequences; {config.algorithm_name} does not remember. Leave the "
+            "flag out, or choose one of these"
         )
     if demonstrations is not None and not inner.demonstrable:
         raise UsageError(
