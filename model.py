@@ -21,8 +21,8 @@ from flame_rl.modules.layers import (
     Activation,
     Convolution,
     Dense,
-    LayerNorm,
     Select,
+    normalized,
     orthogonal,
     side_by_side,
 )
@@ -123,11 +123,7 @@ def picture_layers(size: tuple[int, int, int], config: TrainConfig) -> tuple[lis
 
 
 def dense_layers(
-    inputs: int,
-    outputs: int,
-    config: TrainConfig,
-    output_gain: float | None = None,
-    layer_norm: bool = False,
+    inputs: int, outputs: int, config: TrainConfig, output_gain: float | None = None
 ) -> list[nn.Module]:
     """The layers that a network ends with, as --hidden-sizes, --activation and --memory say.
 
@@ -141,7 +137,6 @@ def dense_layers(
         output_gain: makes first weights orthogonal, with this gain in the last layer and sqrt(2) in
             the others, and biases 0. None: both are torch's own, uniform within ±1 / sqrt(inputs),
             as in the usual implementations of DQN, TD3 and SAC.
-        layer_norm: whether to normalise each hidden layer before its activation.
     """
     experiment = config.experiment
     layers: list[nn.Module] = []
@@ -149,8 +144,6 @@ def dense_layers(
         layers.append(Dense(inputs, width))
         if output_gain is not None:
             orthogonal(layers[-1])
-        if layer_norm:
-            layers.append(LayerNorm(width))
         layers.append(Activation(experiment.activation))
         inputs = width
     remembers = experiment.memory != "none"
@@ -212,11 +205,12 @@ def shared(spec: EnvironmentSpec, config: TrainConfig) -> SharedNetwork:
 def action_values(
     spec: EnvironmentSpec, config: TrainConfig, returns: Returns | None = None
 ) -> ActionValueNetwork:
-    """The action values of dqn, sarsa, successor and r2d2; `returns` says what the network
+    """The action values of pqn, dqn, sarsa, successor and r2d2; `returns` says what the network
     predicts for each action, by default the mean of the return."""
     returns = returns or Returns()
     gain = None if config.experiment.memory == "none" else 0.1
     layers = all_layers(spec, config, returns.width(spec.action_dim), gain)
+    layers = normalized(layers) if config.algorithm.layer_norm else layers
     return ActionValueNetwork(preprocessing(spec, config), layers, returns)
 
 
@@ -245,6 +239,6 @@ def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
     Reinforcement Learning with Offline Data", section 4.2)."""
     _, normalizer = preprocessing(spec, config)
     first, width = features(spec, config)
-    norms = config.algorithm.layer_norm
-    layers = dense_layers(width + spec.action_dim, 1, config, layer_norm=norms)
+    layers = dense_layers(width + spec.action_dim, 1, config)
+    layers = normalized(layers) if config.algorithm.layer_norm else layers
     return CriticNetwork(spec.observation_dim, normalizer, first, layers)

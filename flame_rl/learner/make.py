@@ -19,7 +19,7 @@ from flame_rl.modules.networks import PolicyNetwork, inputs_of
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
-from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, Replay
+from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, PQNSettings, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
@@ -141,6 +141,10 @@ def _make_algorithm(
         from flame_rl.learner.off_policy.update import off_policy
 
         return off_policy(config, spec, _with_replay(name), demonstrations)
+    if isinstance(config.algorithm, PQNSettings):
+        from flame_rl.learner.algorithms.pqn import pqn
+
+        return pqn(config, spec, demonstrations)
     if demonstrations is not None:
         from flame_rl.learner.demonstrations.cloning import cloned_first
 

@@ -158,6 +158,22 @@ def side_by_side(widths: Sequence[int], branches: Sequence[Sequence[nn.Module]])
     return list(branches[0]) if len(widths) == 1 else [Branches(widths, branches)]
 
 
+def normalized(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The layers, also those in branches, with a `LayerNorm` before each activation."""
+    result, width = [], 0
+    for layer in layers:
+        if isinstance(layer, Branches):
+            each = (nn.Sequential(*normalized(branch)) for branch in layer.branches)
+            layer.branches = nn.ModuleList(each)
+        elif isinstance(layer, Activation):
+            result.append(LayerNorm(width))
+        elif isinstance(layer, Dense | Convolution):
+            dense = isinstance(layer, Dense)
+            width = layer.out_features if dense else math.prod(layer.output_size)
+        result.append(layer)
+    return result
+
+
 def orthogonal(layer: Dense | Convolution, gain: float = math.sqrt(2)) -> None:
     """Make the weights orthogonal, scaled by `gain`, and the biases 0."""
     nn.init.orthogonal_(layer.weight, gain)

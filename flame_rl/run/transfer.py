@@ -214,7 +214,7 @@ def output_of(config: TrainConfig, spec: EnvironmentSpec) -> str:
             words = "quantiles of returns"
         case algorithms.SuccessorSettings():
             words = "returns of the parts of rewards"
-        case algorithms.EpsilonGreedy():
+        case algorithms.Exploration():
             words = "action values"
         case algorithms.ActionNoise() | algorithms.BCSettings(policy="deterministic") if real:
             words = "actions"

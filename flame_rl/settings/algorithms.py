@@ -48,6 +48,7 @@ class AlgorithmSettings:
         may_change: fields of `Experiment` that a trained policy may be given anew.
         overlap: whether the next iteration's episodes are collected during an update.
         shared_torso: whether policy and values share layers.
+        layer_norm: whether the layers of action values or critics are normalised.
         title: the name as people write it, by default in capitals: most are abbreviations.
     """
 
@@ -56,6 +57,7 @@ class AlgorithmSettings:
     may_change: ClassVar[tuple[str, ...]] = ()
     overlap: ClassVar[bool] = False
     shared_torso: ClassVar[bool] = False
+    layer_norm: ClassVar[bool] = False
 
     learning_rate: Positive = 1e-3
     """Step size of Adam; of the policy's, where values learn with a step size of their own."""
@@ -221,9 +223,9 @@ class Hindsight:
 
 
 @dataclass(frozen=True)
-class EpsilonGreedy:
-    """Values of discrete actions, with a target network: the best action is taken, or with
-    probability epsilon a random one."""
+class Exploration:
+    """Values of discrete actions: the best action is taken, or with probability epsilon a random
+    one."""
 
     epsilon_start: Fraction = 1.0
     """Probability of a random action at the beginning of the run."""
@@ -234,10 +236,22 @@ class EpsilonGreedy:
     epsilon_steps: CountOrZero = 10_000
     """Env steps in which epsilon falls linearly from its start to its end."""
 
+    max_grad_norm: Positive = 10.0
+
+    def epsilon(self, env_steps: int) -> float:
+        """Epsilon after `env_steps` env steps of the run."""
+        start, end = self.epsilon_start, self.epsilon_end
+        if env_steps >= self.epsilon_steps:
+            return end
+        return start + (end - start) * env_steps / self.epsilon_steps
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy(Exploration):
+    """The same with a target network."""
+
     tau: Fraction = 0.005
     """Share by which a target network moves towards the trained one each time; 1 copies it."""
-
-    max_grad_norm: Positive = 10.0
 
 
 @dataclass(frozen=True)
@@ -331,6 +345,24 @@ class PPOSettings(GeneralizedAdvantages):
 
     recompute_advantages: bool = True
     """Recompute the advantages before every epoch."""
+
+
+@dataclass(frozen=True)
+class PQNSettings(Exploration, AlgorithmSettings):
+    """Settings of Q-learning without replay and target network (Gallici et al. 2025), for discrete
+    actions."""
+
+    name = "pqn"
+
+    minibatches: Count = 32
+
+    epochs: Count = 2
+
+    q_lambda: Fraction = 0.65
+    """Lambda of the returns, from 0 (one step and a value) to 1 (the whole episode)."""
+
+    layer_norm: bool = True
+    """Normalise each layer before its activation; without, values may diverge."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl import Trainer
+from flame_rl.learner.algorithms.pqn import PQN
 from flame_rl.learner.demonstrations.cloning import Imitation
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.update import OffPolicy
@@ -88,7 +89,8 @@ def test_actions_are_taken_or_refused_as_the_table_says(algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_learns_from_what_the_table_says(algorithm):
-    kinds = {"on-policy": OnPolicyAlgorithm, "off-policy": OffPolicy, "demonstrations": Imitation}
+    kinds = {"off-policy": OffPolicy, "demonstrations": Imitation}
+    kinds["on-policy"] = PQN if algorithm == "pqn" else OnPolicyAlgorithm
     kind = kinds[TABLE[algorithm][1]]
     (name, *_) = re.findall(r"`(\w+)`", TABLE[algorithm][0])
     assert type(learner(algorithm, SPACES[name]).algorithm) is kind

@@ -40,7 +40,7 @@ def test_nothing_forbidden_is_done_in_a_million_steps(algorithm):
     assert last.env_steps > 1_000_000
 
 
-@pytest.mark.parametrize(("algorithm", "rate"), [("ppo", 0.03), ("dqn", 0.003)])
+@pytest.mark.parametrize(("algorithm", "rate"), [("ppo", 0.03), ("pqn", 0.01), ("dqn", 0.003)])
 def test_the_best_of_what_is_allowed_is_learned(algorithm, rate):
     """The greatest allowed choice pays, and a policy that does not see the mask learns it by an
     order of preference alone."""
@@ -53,7 +53,7 @@ def test_the_best_of_what_is_allowed_is_learned(algorithm, rate):
 
 
 @pytest.mark.parametrize("last", [None, (0, 0, 0), (0, 1, 0)])
-@pytest.mark.parametrize("algorithm", ["ppo", "impala", "dqn", "sarsa", "successor", "r2d2"])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala", "pqn", "dqn", "sarsa", "successor", "r2d2"])
 def test_a_mask_missing_where_a_time_limit_cuts(algorithm, last):
     """Action values go on there, of what is allowed; after an end they do not."""
     for terminates in (True, False):

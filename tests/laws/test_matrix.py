@@ -40,11 +40,13 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
         (PICTURE, "ppo", GRU | OVERLAP),
         (PICTURE, "dqn", {"n_step": 3, "prioritized": True}),
         (PICTURE, "r2d2", GRU | {"frame_stack": 2}),
+        (PICTURE, "pqn", {"frame_stack": 3, "epochs": 2}),
     ],
     "inputs": [
         (INPUTS, "ppo", GRU | OVERLAP),
         (INPUTS, "ppo", LOSSES),
         (INPUTS, "dqn", {"n_step": 3, "prioritized": True}),
+        (INPUTS, "pqn", {"layer_norm": False}),
         (INPUTS, "ppo", OVERLAP | {"policy_observations": ("camera",)}),
         (
             NUMBERS,
@@ -67,6 +69,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
             {"distribution": "c51", "dueling": True, "n_step": 3, "prioritized": True},
         ),
         ("tests.masked:MaskedChoice-v0", "dqn", {"epsilon_repeat": 0.5, "frame_stack": 3}),
+        ("tests.masked:MaskedChoice-v0", "pqn", GRU),
         ("tests.masked:MaskedChoice-v0", "sarsa", {"expected": False}),
         ("tests.masked:MaskedChoice-v0", "successor", {}),
         ("tests.masked:MaskedChoice-v0", "r2d2", GRU | {"frame_stack": 2}),
@@ -99,6 +102,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
         (RAGGED, "sac", {"agent_number": True}),
         (RELAY, "dqn", {"evaluate_every": 2}),
         (RELAY, "ppo", OVERLAP),
+        (RELAY, "pqn", {"evaluate_every": 2}),
         (RAGGED, "a2c", GRU),
     ],
     "rewards": [

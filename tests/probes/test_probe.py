@@ -65,6 +65,8 @@ QUICK_REPLAY = {
     "lowest_return": -15.0,
     "highest_return": 15.0,
 }
+# Without replay, an action is learned about only while it is explored.
+PQN = {"algorithm": "pqn", "epochs": 8, "iterations": 60, "epsilon_steps": 1_500}
 OF_DISCRETE_ACTIONS = [
     pytest.param({"algorithm": "dqn", "double": False}, id="dqn"),
     pytest.param({"algorithm": "dqn", "tau": 1.0, "target_period": 10}, id="hard updates"),
@@ -75,6 +77,8 @@ OF_DISCRETE_ACTIONS = [
     pytest.param({"algorithm": "sarsa"}, id="expected sarsa"),
     pytest.param({"algorithm": "sarsa", "expected": False}, id="sarsa"),
     pytest.param({"algorithm": "successor"}, id="successor"),
+    pytest.param(PQN, id="pqn"),
+    pytest.param(PQN | {"q_lambda": 0.0}, id="pqn of single steps"),
 ]
 # Its values are those of an observation after all others of its episode, and so not in the test of
 # values.

@@ -147,6 +147,7 @@ C51 = {"algorithm": "dqn", "distribution": "c51", "atoms": 3}
             "gives atoms of returns from -100.0 ",
         ),
         ("CartPole-v1", "dqn", {"algorithm": "sarsa"}, ""),
+        ("CartPole-v1", "dqn", {"algorithm": "pqn", "layer_norm": False}, ""),
         ("CartPole-v1", C51, C51 | {"n_step": 3}, ""),
         ("Pendulum-v1", "ppo", {"algorithm": "td3"}, "gives means there and actions here"),
         ("Pendulum-v1", "td3", {"algorithm": "ddpg"}, ""),

@@ -81,6 +81,10 @@ POLICIES = {
     ),
     "pictures": (lambda: make_policy(of_pictures((40, 36))), LOGITS, itself),
     "values": (action_values, VALUES, lambda y: [y, y.argmax(dim=1)]),
+    "normalized values": (
+        lambda: shaken(model.action_values(DISCRETE, TrainConfig(algorithm="pqn"))),
+        *(VALUES, lambda y: [y, y.argmax(dim=1)]),
+    ),
     "duelling quantiles": (
         lambda: action_values(dueling=True, quantiles=5),
         *(VALUES, lambda y: [duelling(y, 5).mean(dim=2)]),

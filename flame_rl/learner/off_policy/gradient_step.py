@@ -71,10 +71,17 @@ class GradientStep(Protocol):
 
 
 def recorded(inner: GradientStep, episodes: Episodes) -> Episodes:
-    """The episodes as they are stored. Raises UsageError where action values are to follow a
-    truncated episode, and its last observation has no mask that allows something."""
+    """The episodes as they are stored. Raises UsageError as `refuse_missing_masks`."""
+    if inner.actions == "discrete":
+        refuse_missing_masks(episodes)
+    return inner.record(episodes)
+
+
+def refuse_missing_masks(episodes: Episodes) -> None:
+    """Raise UsageError where action values are to follow a truncated episode, and its last
+    observation has no mask that allows something."""
     masks = episodes.columns.get(ACTION_MASKS)
-    if masks is not None and inner.actions == "discrete":
+    if masks is not None:
         last = masks[(episodes.lengths + 1).cumsum() - 1]
         unknown = ~(last.any(axis=1) | episodes.terminated)
         if unknown.any():
@@ -83,4 +90,3 @@ def recorded(inner: GradientStep, episodes: Episodes) -> Episodes:
                 "its last observation, whose value is learned from, has no mask, or one that "
                 "allows nothing: return one, end it as terminated, or choose ppo or impala"
             )
-    return inner.record(episodes)

@@ -142,11 +142,12 @@ def off_policy(
     demonstrations; hindsight is not for this environment; the replay memory does not fit into this
     machine's, or an episode that reaches its time limit does not fit into the replay memory."""
     inner, settings = make(config, spec, in_training), config.algorithm
-    _refuse_other_actions(inner, spec)
+    refuse_other_actions(inner.actions, spec)
     if not inner.remembers and config.experiment.memory != "none":
         raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, r2d2 and bc, and "
-            f"{config.algorithm_name} does not remember; leave the flag out, or choose one of these"
+            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, "
+            f"and {config.algorithm_name} does not remember; leave the flag out, or choose one of "
+            "these"
         )
     if demonstrations is not None and not inner.demonstrable:
         raise UsageError(
@@ -203,11 +204,12 @@ def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> Pol
     return replace(snapshot, head=head)
 
 
-def _refuse_other_actions(inner: GradientStep, spec: EnvironmentSpec) -> None:
+def refuse_other_actions(kind: str, spec: EnvironmentSpec) -> None:
+    """Raise UsageError unless actions are of this kind; see `GradientStep.actions`."""
     one_choice = isinstance(spec.action_space, spaces.Discrete)
-    if inner.actions == "discrete" and not one_choice:
+    if kind == "discrete" and not one_choice:
         wanted, instead = "Discrete actions", "ppo or sac" if spec.continuous else "ppo"
-    elif inner.actions == "continuous" and not spec.continuous:
+    elif kind == "continuous" and not spec.continuous:
         wanted, instead = "continuous actions, a Box", "dqn or ppo" if one_choice else "ppo"
     else:
         return

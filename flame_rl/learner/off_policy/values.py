@@ -55,13 +55,8 @@ class ActionValues:
         }
 
     def epsilon(self, env_steps: int) -> float:
-        """The probability of a random action after `env_steps` env steps of the run: linear from
-        epsilon_start to epsilon_end, then constant."""
-        settings = self._settings
-        start, end = settings.epsilon_start, settings.epsilon_end
-        if env_steps >= settings.epsilon_steps:
-            return end
-        return start + (end - start) * env_steps / settings.epsilon_steps
+        """The probability of a random action after `env_steps` env steps of the run."""
+        return self._settings.epsilon(env_steps)
 
     def step(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
         """One gradient step, Q(s, a) -> target; then the target network follows.
