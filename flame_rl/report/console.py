@@ -3,11 +3,7 @@ progress bar."""
 
 import sys
 import time
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from flame_rl.report.header import RULE, header, reached_in_words
 from flame_rl.report.trackers import numbers_of
@@ -15,6 +11,9 @@ from flame_rl.run import results
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
+
+if TYPE_CHECKING:
+    from flame_rl.report.bar import RunBar
 
 LINE_EVERY = 10
 # Iterations that take long, and waits without a terminal, get a line this often.
@@ -47,7 +46,9 @@ class ConsoleReporter:
         if sys.stdout is not None and sys.stdout.isatty():
             counted = "Iteration" if experiment.env_steps is None else "Env steps"
             total = experiment.env_steps or experiment.iterations
-            self._bar = RunBar(counted, total, self._completed(done))
+            from flame_rl.report import bar  # rich takes a while
+
+            self._bar = bar.RunBar(counted, total, self._completed(done))
 
     # What a run reports
 
@@ -221,44 +222,3 @@ def duration_in_words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-class RunBar:
-    """The bar of a run, with texts below it; lines are printed above."""
-
-    def __init__(self, counted: str, total: int, completed: int) -> None:
-        """`counted` names what is counted, from `completed` to `total`."""
-        self._progress = Progress(
-            TextColumn(counted),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[returns]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        self._task = self._progress.add_task(
-            "", total=total, completed=completed, returns="", left=""
-        )
-        self._below: dict[str, str] = {}
-        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._live = Live(self._progress, console=console, transient=True)
-        self._live.start()
-
-    def advance(self, completed: float, returns: str, left: str) -> None:
-        """Move the bar; `returns` and `left` are shown beside it."""
-        self._progress.update(self._task, completed=completed, returns=returns, left=left)
-
-    def show(self, what: str, text: str) -> None:
-        """Replace the text called `what` below the bar."""
-        self._below[what] = text
-        # The console wraps nothing by itself, and would cut the text off.
-        below = [Text(each, no_wrap=False, overflow="fold") for each in self._below.values()]
-        self._live.update(Group(self._progress, *filter(None, below)))
-
-    def print(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._live.console.print(text)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        self._live.stop()

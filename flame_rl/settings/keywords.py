@@ -23,7 +23,6 @@ class Settings(TypedDict, total=False):
     stop_at: float | None
     episodes_per_iter: int
     steps_per_iter: int | None
-    first_episodes: int | None
     max_episode_steps: int | None
     observe: Sequence[str]
     policy_observations: Sequence[str]
@@ -57,6 +56,7 @@ class Settings(TypedDict, total=False):
     clone_batch_size: int
     minibatches: int
     max_kl: float
+    q_lambda: float
     value_weight: float
     auxiliary: Sequence[str]
     auxiliary_weights: Sequence[float]

@@ -88,7 +88,6 @@ PRESETS: dict[str, dict[str, Preset]] = {
         | {
             "iterations": 100,
             "steps_per_iter": 2000,
-            "first_episodes": 8,
             "learning_rate": 2e-3,
         },
     },

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from flame_rl.system.machine import physical_bytes
-
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to be read. Raises OSError where there is none: a named pipe would wait; and for
     one that no memory can hold, whose bytes may be holes."""
+    from flame_rl.system.machine import physical_bytes  # needs a package, and main.py this module
+
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     file = path.open("rb")

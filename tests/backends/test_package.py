@@ -186,5 +186,5 @@ def test_several_agents_without_their_package_are_refused(beside, tmp_path, monk
 
     (beside / "own_team_v0.py").write_text("from pettingzoo import ParallelEnv\n")
     monkeypatch.setattr(importlib.metadata, "metadata", version)
-    with pytest.raises(UsageError, match=r"needs the package pettingzoo.*--group agents"):
+    with pytest.raises(UsageError, match=r"needs pettingzoo.*--group agents"):
         staged(tmp_path, "own_team_v0")

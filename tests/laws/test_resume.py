@@ -195,6 +195,7 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "observe": ("camera",),
         "policy_observations": ("camera",),
         "from_": Path("runs/another"),
+        "model": Path("nets.py"),
         "demonstrations": "some.npz",
     }
     # These are refused alone.

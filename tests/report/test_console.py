@@ -209,7 +209,7 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
         weights_digest="",
         timing=Timing(1.0, 1.0, 0.0, 0.0, 500.0, 0, 0, 0, 0),
         evaluation=evaluation,
-        totals=Totals(count, 100 * count, 20_000 * count, 200.0),
+        totals=Totals(count, 100 * count, 20_000 * count, 200.0, 9.0),
     )
 
 

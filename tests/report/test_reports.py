@@ -242,7 +242,7 @@ def test_whatever_a_report_raises_is_said_once(error, capsys):
 
 def test_an_iteration_without_an_update_has_empty_cells_and_its_line_says_so(tmp_path):
     done = run_here(
-        *("--env", "cartpole", "--algorithm", "dqn", "--steps-per-iter", "40", "--iterations", "4"),
+        *("--env", "cartpole", "--algorithm", "dqn", "--steps-per-iter", "40", "--iterations", "8"),
         *("--warm-up-steps", "200", "--batch-size", "8", "--hidden-sizes", "4", "--local"),
         *("--max-episode-steps", "20", "--workers", "0", "--verbose", "--output", "run"),
         cwd=tmp_path,

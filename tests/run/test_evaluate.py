@@ -232,7 +232,7 @@ def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
         (["evaluate"], "run"),
         (["evaluate", "empty", "--episodes", "0"], "--episodes: at least 1"),
         (["evaluate", "empty", "--seed", "-1"], "--seed: an integer from 0"),
-        (["evaluated", "empty"], "evaluated: no command; there are evaluate"),
+        (["evaluated", "empty"], "evaluated: no command; there are train, evaluate"),
         (["--evaluate-every", "0"], "--evaluate-every: at least 1"),
         (["--evaluate-episodes", "0"], "--evaluate-episodes: at least 1"),
     ],

@@ -21,7 +21,6 @@ import threadpoolctl
 import torch
 from gymnasium import spaces
 
-import model
 from flame_rl import Policy, TrainConfig, Trainer
 from flame_rl.settings.experiment import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -159,7 +158,7 @@ def test_stop_is_heard_while_networks_are_made(monkeypatch):
         stop.set()
         ended.wait(20)
 
-    monkeypatch.setattr("model.policy", policy)
+    monkeypatch.setattr("flame_rl.model.policy", policy)
     try:
         with pytest.raises(Interrupted):
             Trainer(TrainConfig(env="cartpole", workers=0), stop=stop)
@@ -529,7 +528,7 @@ def test_products_have_one_thread_until_the_last_of_them_has_collected():
 
 
 def test_a_model_py_that_ends_the_program_is_named(monkeypatch):
-    monkeypatch.setattr(model, "policy", lambda *_: sys.exit(0))
+    monkeypatch.setattr("flame_rl.model.policy", lambda *_: sys.exit(0))
     with pytest.raises(UsageError, match=r"^model\.py raised SystemExit: 0\n\nTraceback"):
         make()
 

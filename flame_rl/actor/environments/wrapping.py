@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from flame_rl.actor.failure import summary, traceback_of, unusable
+from flame_rl.system.program import typed
 from flame_rl.wire.messages import Environment
 
 # In the process that makes an environment: which process and which of its slots that is for,
@@ -83,5 +84,4 @@ def check_command(env: str, given: Any) -> str:
     for name in ("env_kwargs", "wrapper", "observe"):
         if values := getattr(given, name):
             words += [f"--{name.replace('_', '-')}", *values]
-    typed = shlex.join(words)
-    return f"`uv run main.py {typed}` (`flame-rl {typed}`, where that is installed)"
+    return f"`{typed(shlex.join(words))}`"
