@@ -6,12 +6,12 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from flame_rl.actor.failure import summary, traceback_of, unusable
-from flame_rl.system.program import typed
 from flame_rl.wire.messages import Environment
 
 # In the process that makes an environment: which process and which of its slots that is for,
@@ -84,4 +84,5 @@ def check_command(env: str, given: Any) -> str:
     for name in ("env_kwargs", "wrapper", "observe"):
         if values := getattr(given, name):
             words += [f"--{name.replace('_', '-')}", *values]
-    return f"`{typed(shlex.join(words))}`"
+    clone = (Path(__file__).parents[3] / "main.py").is_file()
+    return f"`{'uv run main.py' if clone else 'flame-rl'} {shlex.join(words)}`"
