@@ -47,6 +47,8 @@ def plot(arguments: Sequence[str]) -> None:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
+    if not command.output.parent.is_dir() or command.output.is_dir():
+        raise UsageError(f"--output: {command.output}: name a file in a folder that exists")
     runs = _read(command.runs)
     groups = group_runs(runs)
     settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)

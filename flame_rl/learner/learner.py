@@ -172,8 +172,11 @@ def state_of(part: Stateful | nn.Module) -> dict[str, np.ndarray]:
 def load_part(part: Stateful | nn.Module, state: dict[str, np.ndarray]) -> None:
     """Copy what `state_of` returned. Raises as `Stateful.load_state_dict`."""
     if isinstance(part, nn.Module):
-        state = {name: torch.from_numpy(array) for name, array in state.items()}
-    part.load_state_dict(state)
+        tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+        # The update that is undone may have added a layer, or deleted one; it is refused for that.
+        part.load_state_dict(tensors, strict=False)
+    else:
+        part.load_state_dict(state)
 
 
 def _parameters_in(parts: dict[str, Stateful | nn.Module]) -> dict[str, tuple[nn.Parameter, int]]:

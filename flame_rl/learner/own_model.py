@@ -29,8 +29,8 @@ def model_of(config: TrainConfig) -> ModuleType:
         if not found:
             return importlib.import_module("flame_rl.model")
         own = found[0]
-    elif not own.is_file():
-        raise UsageError(f"--model: {own} is no file; name one with functions as in model.py")
+    elif own.suffix != ".py" or not own.is_file():
+        raise UsageError(f"--model: {own} is no .py file; name one with functions as in model.py")
     return _load(own.resolve())
 
 

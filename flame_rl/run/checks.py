@@ -154,7 +154,8 @@ def own_networks() -> Iterator[None]:
             ) from error
         module = error.obj if isinstance(error, AttributeError) else sys.modules.get(error.name)
         # See flame_rl.learner.own_model.
-        if getattr(module, "__name__", "") not in ("model", getattr(module, "__file__", "")):
+        own = "model", getattr(module, "__file__", None)
+        if getattr(module, "__name__", "") not in own:
             raise
         raise UsageError(
             f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "

@@ -183,8 +183,8 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
     named += getattr(config.algorithm, "auxiliary", ())
     for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
         for place in (*sys.path, "."):
-            path = Path(place, *module.split(".")).resolve()
-            inside = module and path.is_relative_to(folder.resolve())
+            path = Path(place, *module.split("."))
+            inside = module and _lies_in(folder, place, path)
             if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
                 raise _untrusted(folder, f"its config.json names the module {module}, which")
 
@@ -192,8 +192,14 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
 def refuse_model_in(folder: Path, config: TrainConfig) -> None:
     """The same of the file with the networks."""
     own = config.experiment.model or Path("model.py")
-    if own.is_file() and own.resolve().is_relative_to(folder.resolve()):
+    if own.is_file() and _lies_in(folder, own.parent, own):
         raise _untrusted(folder, f"the networks' file {own}")
+
+
+def _lies_in(folder: Path, place: str | Path, path: Path) -> bool:
+    """Whether a path below `place` is in the folder, or what it links to."""
+    here = Path(place).resolve() / path.relative_to(place)
+    return any(each.is_relative_to(folder.resolve()) for each in (here, path.resolve()))
 
 
 def _untrusted(folder: Path, what: str) -> UsageError:

@@ -536,6 +536,6 @@ class BCSettings(Cloning, AlgorithmSettings):
 
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:
     """The class of an algorithm's settings. Raises UsageError for an unknown name."""
-    if algorithm not in ALGORITHMS:
+    if algorithm not in tuple(ALGORITHMS):  # a list has no hash
         refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
     return ALGORITHMS[algorithm]

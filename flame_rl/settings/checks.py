@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 def _path(kind: type, value: Any) -> Path:
     """A path, which msgspec does not know."""
-    if kind is not Path or not isinstance(value, str | Path):
+    if kind is not Path or not isinstance(value, str | Path) or "\0" in str(value):
         raise ValueError
     with contextlib.suppress(RuntimeError):  # nobody of that name
         return Path(value).expanduser()  # --output=~/runs, which no shell expands

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import os
 import shutil
 import sys
 import textwrap
@@ -37,6 +38,7 @@ _CHOICE = Literal[tuple(ALGORITHMS)]
 # The flags that decide which others there are, and their defaults.
 _FIRST_NAMES = ("env", "from_", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
 _NOT_GIVEN = object()
+_NARROWEST = 12
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _First = make_dataclass(
     "_First",
@@ -135,6 +137,8 @@ def _read(
 ) -> tuple[Any, list[str]]:
     """A dataclass, filled in, and the words that are none of its flags."""
     options |= {"registry": registry, "return_unknown_args": True}
+    if {"-h", "--help"} & set(arguments) and shutil.get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)  # below, tyro never ends
     try:
         return tyro.cli(kind, args=list(arguments), **options)
     except BrokenPipeError:  # of --help, where `head` reads

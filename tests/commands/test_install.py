@@ -138,9 +138,11 @@ def test_networks_in_a_run_folder_are_not_run_unless_they_are_trusted(project, m
         with pytest.raises(UsageError, match=r"file given/nets\.py lies in the run folder itself"):
             load("given")
     (given / "nets.py").rename("nets.py")
-    with pytest.raises(UsageError, match=r"^--model: given/nets\.py is no file"):
-        Trainer.load("given")
-    (project / "nets.py").rename(given / "model.py")
+    for name in ("given/nets.py", "cartpole.json"):
+        Path("cartpole.json").touch()
+        with pytest.raises(UsageError, match=rf"^--model: {name} is no \.py file"):
+            Trainer(config.changed(model=name))
+    (given / "model.py").symlink_to(project / "nets.py")
     monkeypatch.chdir(given)
     with pytest.raises(UsageError, match=r"file model\.py lies in the run folder itself"):
         refuse_modules_in(Path(), TrainConfig())

@@ -88,6 +88,9 @@ def test_help_fits_a_narrow_terminal_and_names_every_command(tmp_path):
         if words[0] in ("--algorithm", "train"):
             for name, what in COMMANDS.items():
                 assert re.search(rf"^ *{name} +{re.escape(what)}$", text, re.MULTILINE)
+    # In one that is too narrow for any text, it ends.
+    done = run_here("runs", "--help", cwd=tmp_path, environment={"COLUMNS": "3"})
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) > 3
 
 
 @pytest.mark.parametrize("command", ["train", "runs"])

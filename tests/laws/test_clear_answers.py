@@ -458,6 +458,12 @@ def test_a_run_folder_that_brings_code_is_refused(tmp_path, monkeypatch):
     config.write_text(config.read_text().replace('"trust": false', '"trust": true'))
     with pytest.raises(UsageError, match="give --trust"):
         resumed_config(Path("given"), [])
+    # Nor does a link lead elsewhere.
+    Path("other").mkdir()
+    Path("given", "mine.py").rename("other/__init__.py")
+    Path("given", "mine").symlink_to("../other")
+    with pytest.raises(UsageError, match="give --trust"):
+        resumed_config(Path("given"), [])
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -3,6 +3,8 @@ reason."""
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.modules.layers import Activation, Dense, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import Scaling
+from flame_rl.run.checks import own_networks
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import spec_of
@@ -154,9 +157,22 @@ def test_random_numbers_in_an_update_are_refused(monkeypatch):
         learner.update(random_episodes(True))
 
 
-def test_parameters_of_another_type_are_refused(monkeypatch):
-    with pytest.raises(UsageError, match=r"network.0.weight of ValueNetwork is torch.float64"):
-        learner_with(lambda policy, value: value.double(), monkeypatch)
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (nn.Module.double, r"network.0.weight of ValueNetwork is torch.float64 on cpu"),
+        (lambda value: value.to("meta"), r"network.0.weight of ValueNetwork is .* on meta"),
+        (lambda value: setattr(value, "network", nn.Sequential()), "ValueNetwork has no param"),
+    ],
+)
+def test_parameters_that_cannot_be_trained_are_refused(change, error, monkeypatch):
+    with pytest.raises(UsageError, match=error):
+        learner_with(lambda policy, value: change(value), monkeypatch)
+
+
+def test_a_missing_package_of_the_users_own_networks_is_named():
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"), own_networks():
+        importlib.import_module("no_such_package")
 
 
 def test_a_layer_in_two_networks_is_refused(monkeypatch):

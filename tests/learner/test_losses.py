@@ -291,6 +291,12 @@ class ChangesFeatures(Size):
         return features.mul_(2).sum(dim=-1)
 
 
+class ChangesSample(Size):
+    def forward(self, features, samples):
+        samples["rewards"].clamp_(-1, 1)
+        return features.sum(dim=-1) * samples["rewards"]
+
+
 class Empties(Size):
     def forward(self, features, samples):
         samples.clear()
@@ -310,6 +316,7 @@ class NeedsRewards(Size):
         ("Mean", "mean_loss returned torch.float32 of shape ()"),
         ("Detached", "detached_loss returned losses that do not depend on the features"),
         ("Raises", "raises_loss raised KeyError: 'colour'"),
+        ("ChangesSample", "changes_sample_loss changed samples.'rewards'. in place"),
     ],
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
@@ -376,13 +383,21 @@ class Replacing(NextObservation):
             self.layer.load_state_dict({"weight": weight, "bias": self.layer.bias}, assign=True)
         elif self.how == "another":
             self.another = nn.Parameter(torch.zeros(1))
+        elif self.how == "none":
+            self.layer.weight = None
+            return features.sum(dim=-1)
         return super().forward(features, samples)
 
 
-@pytest.mark.parametrize("how", ["data", "parameter", "assign", "another"])
+@pytest.mark.parametrize("how", ["data", "parameter", "assign", "another", "none"])
 def test_a_parameter_that_is_replaced_in_an_update_is_refused(how, monkeypatch):
     monkeypatch.setattr(Replacing, "how", how)
     options = {"auxiliary": (f"{HERE}:Replacing",), "auxiliary_weights": (1.0,)}
     learner = shared_learner(True, algorithm="ppo", **options)
+    before = {name: array.copy() for name, array in learner.state_dict().items()}
     with pytest.raises(UsageError, match=r"replacing_loss.*was replaced .* in place"):
         learner.update(random_episodes(True))
+    learner.load_state_dict(before)  # as a Trainer undoes it
+    after = learner.state_dict()
+    for name in before.keys() & after.keys():
+        np.testing.assert_array_equal(before[name], after[name])

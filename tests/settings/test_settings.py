@@ -238,6 +238,8 @@ WRONG = [
     ({"env": 3}, "--env: a name or Gymnasium id"),
     ({"env": " "}, "--env: a name or Gymnasium id"),
     ({"reproduce": 3}, "--reproduce: with --resume"),
+    ({"algorithm": ["ppo"]}, "--algorithm: reinforce or a2c or "),
+    ({"output": "a\0b"}, "--output: a path or None, not a\0b"),
     ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),

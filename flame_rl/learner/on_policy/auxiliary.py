@@ -68,11 +68,18 @@ def loss_of_steps(
 ) -> Tensor:
     """The losses of a module that `make_auxiliary` made, float32 [B], given features, float32
     [B, F], and what happened in the steps; see docs/losses.md. Raises UsageError if it raises an
-    exception, or returns something else."""
+    exception, changes a sample, or returns something else."""
+    versions = {name: tensor._version for name, tensor in samples.items()}
     try:
         loss = module(features, dict(samples))
     except (Exception, SystemExit) as error:
         raise raised_by(f"--auxiliary: {name}", error) from error
+    for column, version in versions.items():
+        if samples[column]._version != version:
+            raise UsageError(
+                f"--auxiliary: {name} changed samples[{column!r}] in place, from which the other "
+                "losses learn; change a copy, by `clone`"
+            )
     wanted = features.shape[:-1]
     if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
         made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss

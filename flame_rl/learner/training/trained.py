@@ -94,14 +94,16 @@ Train = Callable[[nn.Module], TrainedNetwork]
 
 def flat_parameters(module: nn.Module) -> np.ndarray:
     """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
-    views of it. Raises UsageError for parameters of another type."""
+    views of it. Raises UsageError for parameters of another type or device, and for none."""
+    parameters, kind = list(module.parameters()), type(module).__name__
+    if not parameters:
+        raise UsageError(f"model.py: {kind} has no parameters to train; give it a layer with some")
     for name, parameter in module.named_parameters():
-        if parameter.dtype != torch.float32:
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise UsageError(
-                f"model.py: {name} of {type(module).__name__} is {parameter.dtype}, and networks "
-                "are trained in float32; make it with dtype=torch.float32"
+                f"model.py: {name} of {kind} is {parameter.dtype} on {parameter.device}, and "
+                "networks are made in float32 on the CPU; make it so (--device moves it)"
             )
-    parameters = list(module.parameters())
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     views = flat.split([parameter.numel() for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):
