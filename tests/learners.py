@@ -25,7 +25,7 @@ from tests.helpers import episode_of, spec_of, together
 
 ON_POLICY = ("reinforce", "a2c", "ppo")
 # Those that learn from replayed experience.
-OF_DISCRETE_ACTIONS = ("pqn", "dqn", "sarsa", "successor", "r2d2")
+OF_DISCRETE_ACTIONS = ("dqn", "sarsa", "successor", "r2d2")
 OF_CONTINUOUS_ACTIONS = ("ddpg", "td3", "sac")
 
 

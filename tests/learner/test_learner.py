@@ -156,7 +156,7 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         for algorithm in ALGORITHMS:
             options = {"baseline": "value", "epochs": 2, "learning_rate": 1e-2, "warm_up_steps": 9}
-            continuous = algorithm not in OF_DISCRETE_ACTIONS
+            continuous = algorithm not in (*OF_DISCRETE_ACTIONS, "pqn")
             learner = learner_of(continuous, algorithm=algorithm, **options)
             metrics = [learner.update(random_episodes(continuous)) for _ in range(3)]
             digests.add((algorithm, learner.weights_digest(), str(metrics)))
