@@ -71,7 +71,7 @@ class TaskSizes:
         small = max(self._together, int(min(limit, rest / workers)))
         # As many tasks for each worker, so that none is idle.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
-        return tasks + [rest // count + (i < rest % count) for i in range(count)]
+        return tasks + _equal_parts(rest, count)
 
     def learn(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
@@ -89,6 +89,10 @@ class TaskSizes:
             self._slowest = ratio if ratio < UNEVEN else 1.0
         if self._slowest < 1:
             self._episode_seconds = typical
+
+
+def _equal_parts(whole: int, parts: int) -> list[int]:
+    return [whole // parts + (i < whole % parts) for i in range(parts)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,15 +220,14 @@ class Tasks:
         steps, known = self._request.steps, self._lengths[self._lengths > 0]
         if steps is None or not len(known):
             return
-        asked, wanted = len(self._lengths), math.ceil(steps / known.mean())
-        if (count := wanted - asked) <= 0:
+        asked = len(self._lengths)
+        if (count := math.ceil(steps / known.mean()) - asked) <= 0:
             return
         first = self._request.indices[0] + asked
         self._place |= {first + i: asked + i for i in range(count)}
         self._lengths = np.append(self._lengths, np.zeros(count, np.int64))
         self._copies = np.append(self._copies, np.zeros(count, np.int64))
-        tasks = min(count, self._workers)
-        sizes = [count // tasks + (i < count % tasks) for i in range(tasks)]
+        sizes = _equal_parts(count, min(count, self._workers))
         self.retry(self._split(range(first, first + count), sizes))
 
     def _split(self, indices: Sequence[int], sizes: Sequence[int]) -> list[Task]:

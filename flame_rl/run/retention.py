@@ -31,8 +31,8 @@ class Checkpointer:
         self._trainer, self._tables = trainer, tables
         self._lengths = self._table_lengths()
         self._score: float | None = None  # of the latest iteration; None once it is saved
-        self._best = -math.inf
-        self._best_iteration = 0
+        # The best mean return and its iteration.
+        self.best = -math.inf, 0
         # The best state and the tables' lengths then, while it is not on disk.
         self._better: tuple[RunState, Lengths] | None = None
         # The first replayed episode that each kept checkpoint needs.
@@ -40,14 +40,8 @@ class Checkpointer:
         with contextlib.suppress(checkpoint.CheckpointError):  # none yet, or a damaged one
             best = checkpoint.read_checkpoint(self._best_path)
             if best.score is not None and best.iterations <= trainer.totals.iterations:
-                self._best = best.score
                 evaluated = trainer.config.experiment.evaluate_every is not None
-                self._best_iteration = best.iterations - evaluated
-
-    @property
-    def best(self) -> tuple[float, int]:
-        """The mean return that is the best, -inf before the first, and its iteration."""
-        return self._best, self._best_iteration
+                self.best = best.score, best.iterations - evaluated
 
     def begin(self) -> None:
         """Save the state before the first iteration. Raises RunError if the disk refuses."""
@@ -58,12 +52,12 @@ class Checkpointer:
         config, before = self._trainer.config, self._lengths
         self._lengths, self._score = self._table_lengths(), result.reward_mean
         every, done = config.experiment.evaluate_every, result.iteration + 1
-        if every is None and result.reward_mean > self._best:
-            self._best, self._best_iteration = result.reward_mean, result.iteration
+        if every is None and result.reward_mean > self.best[0]:
+            self.best = result.reward_mean, result.iteration
             self._better = with_collector(self._trainer.before), before
         # The last policy is evaluated in any case, and is not the last in a longer run.
-        if every is not None and done % every == 0 and result.evaluation.reward_mean > self._best:
-            self._best, self._best_iteration = result.evaluation.reward_mean, result.iteration
+        if every is not None and done % every == 0 and result.evaluation.reward_mean > self.best[0]:
+            self.best = result.evaluation.reward_mean, result.iteration
             self._better = self._latest(), self._lengths
             self._save_best()
         if done % config.output.checkpoint_every == 0:
@@ -98,7 +92,7 @@ class Checkpointer:
 
     def _save_best(self) -> None:
         if self._better is not None:
-            self._write(self._best_path, *self._better, self._best)
+            self._write(self._best_path, *self._better, self.best[0])
             self._better = None
 
     def _latest(self) -> RunState:
