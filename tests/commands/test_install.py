@@ -50,9 +50,11 @@ def installed(tmp_path):
     """Where an installer puts what the wheel holds."""
     site = tmp_path / "site"
     site.mkdir()
-    for name in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, site / name)
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name in wheel["only-include"]:
+        shutil.copytree(ROOT / name, site / name)
+    for name, place in wheel["force-include"].items():
+        shutil.copy(ROOT / name, site / place)
     return site
 
 
