@@ -8,15 +8,17 @@
  */
 #include <stdint.h>
 
+/* A product is computed in tiles of ROWS x PANEL numbers, which stay in registers. */
+#define ROWS 6
 #if defined(__AVX512F__)
 #define LANES 16
+#undef ROWS
+#define ROWS 8 /* there are twice as many registers */
 #elif defined(__AVX__)
 #define LANES 8
 #else
 #define LANES 4
 #endif
-/* A product is computed in tiles of ROWS x PANEL numbers, which stay in registers. */
-#define ROWS 6
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
 /* Rows of a matrix that are further apart than this share too few places of a cache. */
@@ -151,11 +153,17 @@ INLINE void transpose(float *to, int64_t to_row, const float *from, int64_t from
 
 /* Copy up to PANEL columns of B, which has `inner` rows, side by side; zeros fill the panel. */
 static void pack(float *panel, Matrix b, int64_t inner, int64_t columns) {
+    if (columns == PANEL && b.column == 1) {
+        for (int64_t k = 0; k < inner; k++)
+            for (int v = 0; v < VECTORS; v++)
+                ((vector *)panel)[k * VECTORS + v] = ((vector *)(b.data + k * b.row))[v];
+        return;
+    }
     if (columns < PANEL)
         for (int64_t v = 0; v < VECTORS * inner; v++) ((vector *)panel)[v] = (vector){0};
     int64_t fours = b.row == 1 ? columns / 4 * 4 : 0, rows = inner / 4 * 4;
-    for (int64_t j = 0; j < fours; j += 4)
-        for (int64_t k = 0; k < rows; k += 4)
+    for (int64_t k = 0; k < rows; k += 4)
+        for (int64_t j = 0; j < fours; j += 4)
             transpose(panel + k * PANEL + j, PANEL, b.data + k + j * b.column, b.column);
     for (int64_t k = 0; k < inner; k++)
         for (int64_t j = k < rows ? fours : 0; j < columns; j++)
@@ -219,7 +227,13 @@ static void product(Matrix c, Matrix a, Matrix b, int64_t rows, int64_t inner, i
         if (width <= LANES) tile(R, 1, to, from, panel, inner, width, add); \
         else tile(R, 2, to, from, panel, inner, width, add);               \
         break;
-            switch (rows - i) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) default: CASE(6) }
+            switch (rows - i) {
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#if ROWS == 8
+                CASE(6) CASE(7)
+#endif
+                default: CASE(ROWS)
+            }
         }
     }
 }
