@@ -17,8 +17,16 @@ from flame_rl.learner.training.autograd import Apply, AutogradNetwork
 from flame_rl.learner.training.device import NETWORK_DEVICE
 from flame_rl.learner.training.network import Network
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules import networks
 from flame_rl.modules.layers import Activation, Convolution, Dense, LayerNorm, Select
+from flame_rl.modules.networks import (
+    ActionValueNetwork,
+    CategoricalPolicy,
+    CriticNetwork,
+    GaussianPolicy,
+    ObservationNetwork,
+    PolicyNetwork,
+    ValueNetwork,
+)
 from flame_rl.modules.observations import FrameStack, ObservationNormalizer
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.layers import NormalizeLayer
@@ -28,12 +36,12 @@ _TORCH = 16
 
 # For the exact type of a network: how a loss sees its output; see `CompiledHead`.
 _SEEN_AS: dict[type[nn.Module], str] = {
-    networks.PolicyNetwork: "values",
-    networks.ActionValueNetwork: "values",
-    networks.CriticNetwork: "values",
-    networks.ValueNetwork: "values",
-    networks.CategoricalPolicy: "categorical",
-    networks.GaussianPolicy: "gaussian",
+    PolicyNetwork: "values",
+    ActionValueNetwork: "values",
+    CriticNetwork: "values",
+    ValueNetwork: "values",
+    CategoricalPolicy: "categorical",
+    GaussianPolicy: "gaussian",
 }
 
 
@@ -55,12 +63,12 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     if library() is None or type(module) not in _SEEN_AS or not _is_plain(module):
         return None
     head, width, expected = CompiledHead(_SEEN_AS[type(module)]), None, []
-    if type(module) is networks.ValueNetwork:
+    if type(module) is ValueNetwork:
         head, width = replace(head, scale=module.scale.numpy()), 1
-    elif type(module) is networks.CategoricalPolicy:
+    elif type(module) is CategoricalPolicy:
         head = replace(head, choices=np.array(module.choices, np.int32))
         width = sum(module.choices)
-    elif type(module) is networks.GaussianPolicy:
+    elif type(module) is GaussianPolicy:
         width, expected = module.log_std.numel(), [module.log_std]
     place, layers = sum(each.numel() for each in expected), list(module.network)
     select = layers.pop(0).places.numpy() if layers and type(layers[0]) is Select else None
@@ -111,7 +119,7 @@ def _is_plain(module: nn.Module) -> bool:
         for each in module.parameters()
     )
     known = [nn.Identity, ObservationNormalizer]
-    if type(module) is networks.CriticNetwork:  # its inputs are more than observations
+    if type(module) is CriticNetwork:  # its inputs are more than observations
         known.remove(ObservationNormalizer)
         other = type(module.features) is not nn.Sequential or len(module.features)
     else:
@@ -131,7 +139,7 @@ def notices_of(modules: dict[str, nn.Module]) -> list[str]:
         ]
     unknown: dict[str, None] = {}
     for module in modules.values():
-        if not isinstance(module, networks.ObservationNetwork | networks.CriticNetwork):
+        if not isinstance(module, ObservationNetwork | CriticNetwork):
             continue
         torchs = (Convolution, FrameStack, *MEMORIES.values())
         dense = any(isinstance(layer, nn.Linear) for layer in module.network)
