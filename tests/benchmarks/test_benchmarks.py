@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import collection, learning, replay, table
@@ -60,9 +61,26 @@ def test_replay_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_readme_shows_the_learning_table() -> None:
-    with (ROOT / "docs" / "learning" / "results.csv").open() as file:
+    """The evaluations of docs/learning, which are made of results.csv."""
+    folder = ROOT / "docs" / "learning"
+    with (folder / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert learning.in_short(rows) in (ROOT / "README.md").read_text()
-    assert {row["command"] for row in rows} == {
-        shlex.join(run.command) for run in learning.table(learning.Options())
-    }
+    lines = [
+        line.strip("| ").split(" | ") for line in (folder / "README.md").read_text().split("\n")
+    ]
+    cells = {tuple(words[:2]): words[4] for words in lines if len(words) == 6}
+    assert learning.by_cell(rows).keys() <= cells.keys()
+    for env in learning.ENVIRONMENTS:
+        shown = " | ".join(cells[env, name] for name in learning.ALGORITHMS)
+        assert f"| {env} | {shown} |\n" in (ROOT / "README.md").read_text()
+    commands = {shlex.join(run.command) for run in learning.table(learning.Options())}
+    made = {row["command"] for row in rows if row["commit"] != "not recorded"}
+    assert made <= commands
+
+
+def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
+    pytest.importorskip("rliable")
+    scores = np.array([1.0, 90.0, 2.0, 4.0, -50.0, 3.0, 2.0, 5.0])
+    mean, low, high = learning.interquartile_mean(scores)
+    assert mean == (2 + 2 + 3 + 4) / 4
+    assert -50 < low < mean < high < 90

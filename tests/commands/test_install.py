@@ -158,7 +158,7 @@ def test_uv_takes_the_project_as_a_package():
 
 def test_each_extra_is_a_group_of_the_clone():
     extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
-    assert groups.keys() - {"dev", "types", "docs"} == extras.keys()
+    assert groups.keys() - {"dev", "types", "docs", "learning"} == extras.keys()
     assert all(groups[name] == [f"flame-rl[{name}]"] for name in extras)
 
 
