@@ -21,6 +21,7 @@ from flame_rl.learner.on_policy.losses import (
     kl_terms,
     policy_metrics,
 )
+from flame_rl.learner.on_policy.own_losses import own_policy_loss
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
@@ -37,7 +38,8 @@ def ppo(
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
-    loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    built_in = clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    loss = own_policy_loss(settings) or built_in
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers: list[dict[str, float]] = []  # of each minibatch
