@@ -129,7 +129,7 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) 
     axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
-    first = place * step // len(_STYLES)
+    first = 3 * place % len(_STYLES) * step // len(_STYLES)
     seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
     # Not hidden for its leading underscore, and without mathematics.
     name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")

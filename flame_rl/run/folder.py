@@ -218,7 +218,8 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            f"begin a new run with its networks: --from {given.output.resume} in place of --resume"
+            f"begin a new run with its networks: --from {given.output.resume} --env "
+            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume"
         )
 
 
