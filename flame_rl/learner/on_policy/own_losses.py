@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.on_policy.losses import policy_numbers
 from flame_rl.learner.rewards import import_function, raised_by
 from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.learner.training.torch_loss import torch_loss
@@ -90,12 +90,9 @@ def own_policy_loss(settings: OnPolicy) -> Loss | None:
             numbers, (slope, of_entropies) = of_function(seen, log_probs, entropies)
         except RuntimeError as error:
             raise raised_by(title, error) from error
-        numbers = {
-            "loss": numbers["loss"] - c * entropies,
-            "entropy": entropies,
-            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("ratios", 1.0)),
-        }
-        return numbers, (slope, of_entropies - c)
+        total = numbers["loss"] - c * entropies
+        gradients = slope, of_entropies - c
+        return policy_numbers(total, samples, log_probs, entropies), gradients
 
     return loss
 
