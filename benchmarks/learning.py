@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from flame_rl.report.runs import read_run, smooth
+from flame_rl.report.runs import final_score, read_run
 from flame_rl.run.folder import STARTS_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,7 +169,7 @@ def train(run: Run, options: Options) -> None:
         "env_steps": int(learned.env_steps[-1]),
         "learned_at": int(learned.env_steps[reached[0]]) if len(reached) else "",
         "first": float(learned.values[0]),
-        "last_tenth": float(smooth(learned.values)[-1]),
+        "last_tenth": final_score(learned),
         "evaluation": evaluated["reward_mean"],
         "evaluation_low": evaluated["reward_low"],
         "evaluation_high": evaluated["reward_high"],

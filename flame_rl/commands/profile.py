@@ -1,6 +1,7 @@
 """`main.py profile --env ant`: measure iterations, and say how many workers are worth it."""
 
 import json
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ Takes the flags of training, runs a few iterations where training would, and wri
 With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
 episodes may be shorter than those to come."""
 
-# How many iterations are measured.
-_ITERATIONS = 3
+# How many iterations are measured, fewer where they take more seconds than these.
+_ITERATIONS, _SECONDS = 3, 10.0
 # Several workers are worth it where an iteration takes this part longer with one.
 _WORTH = 0.1
 
@@ -109,13 +110,20 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
             backend.describe(environment_of(trainer.config, trainer.spec.env_id))
             workers = backend.executors if is_distributed(each) else local_workers(each)
             # The first, in which workers start, does not count.
-            first, *results = [trainer.iterate(backend) for _ in range(1 + _ITERATIONS)]
-        episodes = round((results[-1].episodes - first.episodes) / _ITERATIONS)
-        steps = (results[-1].env_steps - first.env_steps) / _ITERATIONS
+            first, results, began = trainer.iterate(backend), [], time.monotonic()
+            while not results or (
+                len(results) < _ITERATIONS and time.monotonic() < began + _SECONDS
+            ):
+                results.append(trainer.iterate(backend))
+        episodes = round((results[-1].episodes - first.episodes) / len(results))
+        steps = (results[-1].env_steps - first.env_steps) / len(results)
         collecting = mean(result.timing.collecting for result in results)
         updating = mean(result.timing.updating for result in results)
         speed = steps / collecting
         measured.append(Measured(workers, episodes, steps, collecting, updating, speed))
+        warn(
+            f"Measured with {workers}: {collecting:.3g} s of collecting, {updating:.3g} of updating"
+        )
     return measured
 
 

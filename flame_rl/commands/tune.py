@@ -16,7 +16,7 @@ from flame_rl.system.machine import available_cores, require
 from flame_rl.system.program import typed
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.side_runs import without
-from flame_rl.tools.study import MAY_CHANGE, Search, Study, TuneFlags, flags_of
+from flame_rl.tools.study import MAY_CHANGE, Search, Study, TuneFlags, flags_of, with_effect
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -59,7 +59,7 @@ def tune(arguments: Sequence[str]) -> int:
         config = parse(study.words)[0].changed(output=resumed)
     search = Search.of(study, config)
     with stop_on_signals() as stop, hold_folder(config) as folder:
-        search = replace(search, folder=path_to_show(folder, Path.cwd()))
+        shown = path_to_show(folder, Path.cwd())
         # Here and not above, so that --help and mistakes are answered at once.
         from flame_rl.tools.trials import TRIALS_NAME, best_of, run_finals, run_trials
 
@@ -67,10 +67,12 @@ def tune(arguments: Sequence[str]) -> int:
             # A command that was refused has left no trials.
             if any(folder.glob("trial-*/")):
                 raise UsageError(
-                    f"--output: {search.folder} holds another study; name a new folder, or go on "
-                    f"with --resume {search.folder}"
+                    f"--output: {shown} holds another study; name a new folder, or go on with "
+                    f"--resume {shown}"
                 )
             (folder / TRIALS_NAME).unlink(missing_ok=True)
+            study = replace(study, search=study.search or with_effect(search, stop))
+        search = Search.of(study, config, shown)
         study.write(folder)
         final = (
             f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "

@@ -11,7 +11,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import EVALUATION, Axis, Setting, group_runs, mean_curve, read_run, smooth
+from flame_rl.report.runs import (
+    EVALUATION,
+    Axis,
+    Setting,
+    group_runs,
+    mean_curve,
+    read_run,
+    window_of,
+)
 from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")
@@ -31,8 +39,9 @@ _STYLES = tuple(
 # Markers on each line.
 _MARKERS = 8
 _CAPTION = (
-    "Moving averages over a tenth of the iterations. Thick: mean of the seeds; a run that has "
-    "ended keeps\nits last value. Thin: each seed, or of a single one its iterations, not averaged."
+    "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
+    "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: iterations "
+    "of a single seed, not averaged."
 )
 
 
@@ -60,7 +69,7 @@ def plot_settings(
         here = [setting for setting in settings if setting.env == env]
         for axis, axes in zip(across, row, strict=True):
             for setting in here:
-                _draw(axes, axis, setting, names.index(setting.name))
+                _draw(axes, axis, setting, names.index(setting.name), window_of(here))
             _finish(axes, axis)
         label = "return of an episode" if returns else "mean of an iteration"
         evaluated = {setting.column for setting in here} == {EVALUATION}
@@ -93,7 +102,7 @@ def plot_run(folder: Path) -> Path:
     mean, std = (np.array(run.metrics[name]) for name in ("reward_mean", "reward_std"))
     spread = "± 1 standard deviation of the episodes"
     axes.fill_between(run.metrics["env_steps"], mean - std, mean + std, color="0.85", label=spread)
-    _draw(axes, "env_steps", setting, 0)
+    _draw(axes, "env_steps", setting, 0, window_of([setting]))
     if rows := run.evaluations:
         mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
         # Rounding may put an interval's end on the other side of the mean.
@@ -102,24 +111,25 @@ def plot_run(folder: Path) -> Path:
         label = "evaluation, with its 95 % interval"
         axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)
     _finish(axes, "env_steps")
-    axes.legend(title="Thick: moving average over a tenth of the iterations")
+    axes.legend(title="Thick: average over a twentieth of the env steps")
     return save_and_show(figure, folder / "curves.png")
 
 
-def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
-    """Thin lines for the runs (for the iterations of a single one), a thick line for their mean."""
+def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) -> None:
+    """A thick line for the mean of the runs over a window of env steps; below it a band, its 95 %
+    interval, or for the iterations of a single run a thin line."""
     again, place = divmod(number, len(_STYLES))
     style, runs = _STYLES[place], setting.runs
     single = len(runs) == 1
-    for run in runs:
-        heights = run.values if single else smooth(run.values)
-        thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
+    x, mean, interval = mean_curve(runs, axis, window)
+    if single:
         # Below the thick lines of all settings.
-        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
-    x, mean = mean_curve(runs, axis)
+        thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
+        axes.plot(x, runs[0].values, zorder=1.9, **thin)
+    axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
-    first = place * step // len(_STYLES)
+    first = 3 * place % len(_STYLES) * step // len(_STYLES)
     seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
     # Not hidden for its leading underscore, and without mathematics.
     name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")
@@ -145,7 +155,9 @@ def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], ti
     figure, axes = _one_panel(ylabel="mean return without exploration", title=title)
     for place, (_, scores) in enumerate(finalists):
         label = "one seed" if place == 0 else None
-        axes.plot([place] * len(scores), scores, "o", color=_BLUE, label=label)
+        # Side by side, because scores may be equal.
+        beside = place + 0.03 * (np.arange(len(scores)) - (len(scores) - 1) / 2)
+        axes.plot(beside, scores, "o", color=_BLUE, label=label)
     means = [np.mean(scores) for _, scores in finalists]
     axes.plot(means, "_", ms=30, mew=2, color=_RED, label="mean")
     names = [f"{name}\n{mean:.1f}" for (name, _), mean in zip(finalists, means, strict=True)]

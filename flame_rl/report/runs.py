@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flame_rl.report.tables import TIMING_NAME, read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held, read_config
-from flame_rl.run.results import Totals, ended, mean_interval
+from flame_rl.run.results import Totals, bootstrap_interval, ended, mean_interval
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import environment_id
 from flame_rl.system.errors import UsageError
@@ -24,6 +24,8 @@ Columns = dict[str, list[float]]
 
 # Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
 EVALUATION = "evaluation"
+# Of the env steps of the longest run, the share over which curves are averaged.
+_WINDOW = 1 / 20
 # Points of a mean curve.
 _POINTS = 200
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
@@ -155,28 +157,44 @@ def _with_column(run: Run, column: str) -> Run:
     return replace(run, values=values[there], env_steps=steps, seconds=seconds)
 
 
-def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the smoothed values of a setting's seeds: its points' places on the axis and
-    their heights, two arrays float64 [P].
+def window_of(settings: Sequence[Setting]) -> float:
+    """The env steps over which the curves of these settings are averaged, the same for all."""
+    return _WINDOW * max(run.env_steps[-1] for setting in settings for run in setting.runs)
+
+
+def smooth(run: Run, window: float) -> np.ndarray:
+    """For each value of a run, the mean of those within `window` env steps, half of them before and
+    half of them after it."""
+    sums = np.concatenate([[0.0], np.cumsum(run.values)])
+    start, stop = (
+        np.searchsorted(run.env_steps, run.env_steps + half, side)
+        for half, side in ((-window / 2, "left"), (window / 2, "right"))
+    )
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+def mean_curve(
+    runs: Sequence[Run], axis: Axis, window: float
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """The mean of the smoothed values of a setting's seeds: its points' places on the axis, their
+    heights, and the 95 % interval of these over the seeds, arrays float64 [P].
 
     It begins where every run has finished an iteration, and reaches the end of the longest run. A
     run that has ended keeps its last value, so that the mean does not jump there.
     """
-    lines = [(getattr(run, axis), smooth(run.values)) for run in runs]
+    lines = [(getattr(run, axis), smooth(run, window)) for run in runs]
     if len(lines) == 1:
-        return lines[0]
+        return (*lines[0], (lines[0][1],) * 2)
     start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
     places = np.linspace(start, stop, _POINTS)
     # Beyond a line's end, np.interp gives its last value.
-    return places, np.mean([np.interp(places, x, y) for x, y in lines], axis=0)
+    heights = np.array([np.interp(places, x, y) for x, y in lines])
+    return places, heights.mean(axis=0), bootstrap_interval(heights)
 
 
-def smooth(values: np.ndarray) -> np.ndarray:
-    """Moving average of each value and those before it, over a tenth of the values at most."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - max(1, len(values) // 10), 0)
-    return (sums[stop] - sums[start]) / (stop - start)
+def final_score(run: Run) -> float:
+    """The mean of the last tenth of a run's values."""
+    return float(run.values[-max(1, len(run.values) // 10) :].mean())
 
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:
@@ -215,10 +233,10 @@ def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
 
 def compare(settings: list[Setting]) -> str:
     """A table: for each setting the number of seeds, the mean of their final scores, and its 95 %
-    interval. A final score is the mean of the last tenth of a run's values."""
+    interval."""
     rows = []
     for setting in settings:
-        scores = np.array([smooth(run.values)[-1] for run in setting.runs])
+        scores = np.array([final_score(run) for run in setting.runs])
         mean, interval = float(scores.mean()), "-"
         if len(scores) > 1:
             low, high = mean_interval(scores)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import flame_rl
+from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -179,8 +180,9 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
         return
     refuse_model_in(folder, config)
     experiment = config.experiment
-    named = experiment.env_name, experiment.reward or "", *experiment.wrapper
-    named += getattr(config.algorithm, "auxiliary", ())
+    named = experiment.env_name, experiment.reward, *experiment.wrapper
+    if isinstance(config.algorithm, OnPolicy):
+        named += (config.algorithm.policy_loss, *config.algorithm.auxiliary)
     for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
         for place in (*sys.path, "."):
             path = Path(place, *module.split("."))
@@ -216,7 +218,8 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            f"begin a new run with its networks: --from {given.output.resume} in place of --resume"
+            f"begin a new run with its networks: --from {given.output.resume} --env "
+            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume"
         )
 
 

@@ -158,7 +158,7 @@ def _to_act(config: TrainConfig, spec: EnvironmentSpec) -> TrainConfig:
     replayed episodes."""
     config = config.changed(device="cpu", reward=None)
     if isinstance(config.algorithm, OnPolicy):
-        config = config.changed(auxiliary=(), auxiliary_weights=())
+        config = config.changed(policy_loss=None, auxiliary=(), auxiliary_weights=())
     if isinstance(config.algorithm, Hindsight):
         config = config.changed(hindsight="none")
     if isinstance(config.algorithm, Replay):

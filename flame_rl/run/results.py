@@ -201,7 +201,8 @@ def mean_interval(values: np.ndarray) -> tuple[float, float] | tuple[None, None]
     if len(values) == 1:
         return None, None
     if len(values) > FEW:
-        return bootstrap_interval(values)
+        low, high = bootstrap_interval(values)
+        return float(low), float(high)
     mean = float(values.mean())
     reach = student_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean - reach, mean + reach
@@ -215,15 +216,14 @@ def student_quantile(freedom: int) -> float:
     return 1.95996 + 2.37227 / freedom + 2.82250 / freedom**2 + 2.55585 / freedom**3
 
 
-def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean of values, float64 [N], by the percentile bootstrap (Efron
+def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 95 % interval of the mean of values, float64 [N, ...], by the percentile bootstrap (Efron
     1979, "Bootstrap Methods: Another Look at the Jackknife"); equal values give equal intervals."""
     generator = np.random.default_rng(0)
-    means = np.empty(RESAMPLES)
-    block = max(1, _BLOCK // len(values))
+    means = np.empty((RESAMPLES, *values.shape[1:]))
+    block = max(1, _BLOCK // values.size)
     for start in range(0, RESAMPLES, block):
         count = min(block, RESAMPLES - start)
         picked = generator.integers(0, len(values), (count, len(values)))
         means[start : start + count] = values[picked].mean(axis=1)
-    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])
-    return float(low), float(high)
+    return tuple(np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0))

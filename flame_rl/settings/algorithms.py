@@ -33,6 +33,7 @@ LogStd = Annotated[float, within(-20, 5)]
 SquashedStd = Annotated[float, within(1e-6, 7)]
 UpdatesPerStep = Annotated[float, within(0.001, 1000)]
 Auxiliary = Annotated[str, matching(PAIR, "a module and a class, as in prediction:NextObservation")]
+PolicyLoss = Annotated[str, matching(PAIR, "a module and a function, as in my_losses:clipped")]
 
 # The settings of each algorithm, by its name.
 ALGORITHMS: dict[str, type[AlgorithmSettings]] = {}
@@ -126,6 +127,9 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     value_weight: Positive = 0.5
     """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
+
+    policy_loss: PolicyLoss | None = None
+    """Loss of the policy in place of the algorithm's own, a function module:function of torch."""
 
     auxiliary: tuple[Auxiliary, ...] = ()
     """With --shared-torso, further losses of the shared layers, module:class each."""

@@ -143,9 +143,11 @@ def flag(name: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The known name that a name resembles most, above all one that begins alike; or ""."""
+    """The known name that a name resembles most, above all one that begins alike, or whose initials
+    it has, as --lr has those of --learning-rate; or ""."""
     known = list(known)
     alike = [each for each in known if name.startswith(each) or each.startswith(name)]
+    alike = alike or [each for each in known if re.sub(r"(?<=[a-z])[a-z]+.?", "", each) == name]
     closest = difflib.get_close_matches(name, alike or known, n=1, cutoff=0 if alike else 0.6)
     return closest[0] if closest else ""
 

@@ -58,6 +58,7 @@ class Settings(TypedDict, total=False):
     max_kl: float
     q_lambda: float
     value_weight: float
+    policy_loss: str | None
     auxiliary: Sequence[str]
     auxiliary_weights: Sequence[float]
     baseline: Literal["none", "leave-one-out", "value"]

@@ -9,18 +9,22 @@ To Tune Them"): the score of a finalist is the mean over seeds that no trial had
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from flame_rl.backends.select import make_backend
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag, names_of, suggestion
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.config import TrainConfig, environment_of
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, write_atomically
+from flame_rl.system.signals import StopSignal
 from flame_rl.tools.side_runs import SideRun, share_of, without
 
 if TYPE_CHECKING:
@@ -90,7 +94,7 @@ class TuneFlags:
     """Which trials end early: those worse than half of the finished ones, or the worse half."""
 
     search: tuple[str, ...] = ()
-    """Names of flags to search; none: all that have a range and are not given."""
+    """Names of flags to search; none: all with a range and an effect that are not given."""
 
     finalists: CountOrZero = 4
     """Number of trials whose settings train again in the end; 0: the best trial is chosen."""
@@ -268,6 +272,19 @@ def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) 
     if not wanted:
         raise UsageError("--search: every setting with a range is given; nothing is left to search")
     return {name: _reaching(RANGES[name], name, value_of(config, name)) for name in wanted}
+
+
+def with_effect(search: Search, stop: StopSignal) -> tuple[str, ...]:
+    """The settings of a search that have an effect in its environment, which is described as for a
+    run. Raises as `Backend.describe` does."""
+    config, idle = search.config, set()
+    if config.algorithm.shared_torso or not getattr(config.algorithm, "trains_values", True):
+        idle |= {"value_learning_rate", "value_epochs"}
+    if "initial_log_std" in search.ranges:
+        environment = environment_of(config, environment_id(config.experiment.env))
+        with closing(make_backend(config.changed(workers=1, executors=1), stop)) as backend:
+            idle |= set() if backend.describe(environment).continuous else {"initial_log_std"}
+    return tuple(name for name in search.ranges if name not in idle)
 
 
 def value_of(config: TrainConfig, name: str) -> Value | None:

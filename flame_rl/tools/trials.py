@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import matplotlib
 import numpy as np
 import optuna
 from optuna import distributions, importance, pruners
@@ -45,6 +46,8 @@ _PRUNERS = {
 _POLL_SECONDS = 0.2
 # Trials that fail from the first on, after which the study does not go on.
 _MOST_FAILURES = 3
+# Below it, what seems to matter is chance.
+_LEAST_TRIALS = 10
 # The exit code of a mistake in the command.
 _MISTAKE = 2
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -249,10 +252,11 @@ def best_of(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(done, key=lambda trial: trial.value, reverse=True)
 
 
+@matplotlib.rc_context()  # Optuna changes the style of all pictures
 def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
     """Draw by Optuna the scores of the trials, best.png, and importance.png: how much each setting
     has to do with being in the better half (PED-ANOVA, Watanabe et al. 2023), where a trial that
-    was pruned counts by its last value. The second needs scores that differ."""
+    was pruned counts by its last value. The second needs ten trials, and scores that differ."""
     choose_output()
     study, judged = (optuna.create_study(direction="maximize") for _ in range(2))
     scored = [each for each in trials if each.value is not None]
@@ -260,10 +264,11 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
     for each in scored:
         own = {"params": each.params, "distributions": each.distributions}
         judged.add_trial(create_trial(value=each.value, **own))
-    drawn = [save_and_show(plot_optimization_history(study).figure, folder / "best.png")]
-    if len({each.value for each in scored}) > 1:
+    axes = plot_optimization_history(study, target_name="mean return")
+    drawn = [save_and_show(axes.figure, folder / "best.png")]
+    if len(scored) >= _LEAST_TRIALS and len({each.value for each in scored}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
-        axes = plot_param_importances(judged, evaluator=evaluator)
+        axes = plot_param_importances(judged, evaluator=evaluator, target_name="mean return")
         drawn.append(save_and_show(axes.figure, folder / "importance.png"))
     return drawn
 

@@ -36,7 +36,7 @@ def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
         second.changed(learning_rate=1e-6, epochs=10).to_data()["algorithm"]
         == (first.to_data()["algorithm"])
     )
-    assert {"best.png", "importance.png"} <= {path.name for path in study.iterdir()}
+    assert {"best.png"} <= {path.name for path in study.iterdir()}
     score, best = max(
         (float(score), int(number))
         for number, score in re.findall(r"^(\d)\s+([\d.]+) ", done.stdout, re.MULTILINE)

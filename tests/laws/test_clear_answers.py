@@ -25,6 +25,7 @@ from flame_rl.commands.train import resumed_config, train
 from flame_rl.report.console import ConsoleReporter
 from flame_rl.run import checkpoint
 from flame_rl.run.checks import environment_warnings
+from flame_rl.run.folder import refuse_modules_in
 from flame_rl.run.results import Totals
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
@@ -445,6 +446,9 @@ def test_a_run_folder_that_brings_code_is_refused(tmp_path, monkeypatch):
     for load in (partial(resumed_config, Path("given"), []), partial(Trainer.load, "given")):
         with pytest.raises(UsageError, match=r"module given\.mine, which lies in the run folder"):
             load()
+    config = TrainConfig(algorithm="ppo", policy_loss="given.mine:shaped")
+    with pytest.raises(UsageError, match=r"module given\.mine, which lies in the run folder"):
+        refuse_modules_in(Path("given"), config)
     Policy.load("given")  # which needs no reward
     assert not (tmp_path / "ran").exists()
     words = ("given", "--episodes", "1", "--local", "--workers", "0")

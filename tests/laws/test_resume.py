@@ -190,6 +190,7 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "reward_weights": (2.0,),
         "reward": "my_env:shaped",
         "value_weight": 0.25,
+        "policy_loss": "mine:clipped",
         "env_kwargs": ("size=3",),
         "wrapper": ("my_env:Wrapped",),
         "observe": ("camera",),

@@ -267,6 +267,77 @@ def test_a_policy_that_went_too_far_ends_the_update_for_the_values_too():
     assert len(Watched.seen) == metrics["policy_steps"] + 1 < 8
 
 
+def clipped(log_probs, entropies, samples):
+    """The loss of PPO with a clip range of 0.1."""
+    ratio = torch.exp(log_probs - samples["log_probs"])
+    pair = ratio, torch.clamp(ratio, 0.9, 1.1)
+    return -torch.minimum(*(each * samples["advantages"] for each in pair))
+
+
+def gradient(log_probs, entropies, samples):
+    """The loss of reinforce and a2c."""
+    return -log_probs * samples["advantages"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss", "more"),
+    [
+        ("ppo", "clipped", {}),
+        ("ppo", "clipped", {"overlap": True}),
+        ("ppo", "clipped", {"shared_torso": True} | AUXILIARY),
+        ("ppo", "clipped", {"memory": "gru", "memory_size": 5}),
+        ("a2c", "gradient", {"overlap": True}),
+        ("reinforce", "gradient", {}),
+    ],
+)
+def test_an_algorithms_own_loss_in_torch_trains_as_the_built_in_one(algorithm, loss, more):
+    """To float32's rounding."""
+    options = {"algorithm": algorithm, "epochs": 20, "clip_range": 0.1, "entropy_coefficient": 0.1}
+    options |= {"learning_rate": 0.03} | more
+    built_in = learner_of(True, **options)
+    own = learner_of(True, policy_loss=f"{HERE}:{loss}", **options)
+    for _ in range(3):
+        expected, metrics = (each.update(random_episodes(True)) for each in (built_in, own))
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert metrics["kl"] > 1e-3
+    for name, array in own.weights().items():
+        np.testing.assert_allclose(array, built_in.weights()[name], rtol=1e-4, atol=1e-5)
+
+
+def in_place(log_probs, entropies, samples):
+    return log_probs.exp().clamp_(0.8, 1.2)
+
+
+def of_advantages(log_probs, entropies, samples):
+    return samples["advantages"]
+
+
+def scaled(log_probs, entropies, samples):
+    return log_probs * samples["advantages"].mul_(2)
+
+
+def mean(log_probs, entropies, samples):
+    return log_probs.mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Absent", "module 'tests.learner.test_losses' has no function 'Absent'"),
+        ("in_place", "{} raised RuntimeError: .*inplace operation"),
+        ("of_advantages", "{} returned losses that do not depend on the network's outputs"),
+        ("scaled", "{} changed samples.'advantages'. in place"),
+        ("mean", "{} returned torch.float32 of shape \\(\\)"),
+        ("Raises", "{} raised TypeError"),
+    ],
+)
+def test_what_a_policy_loss_does_wrong_is_said(name, message):
+    with pytest.raises(UsageError, match=f"^--policy-loss: {message.format(f'{HERE}:{name}')}"):
+        learner_of(True, algorithm="ppo", policy_loss=f"{HERE}:{name}").update(
+            random_episodes(True)
+        )
+
+
 def broken(features: int, spec: EnvironmentSpec) -> object:
     raise ValueError("no such thing")
 
@@ -314,7 +385,7 @@ class NeedsRewards(Size):
         ("broken", "broken raised ValueError: no such thing"),
         ("Absent", "has no function 'Absent'"),
         ("Mean", "mean_loss returned torch.float32 of shape ()"),
-        ("Detached", "detached_loss returned losses that do not depend on the features"),
+        ("Detached", "detached_loss returned losses that do not depend on the network's outputs"),
         ("Raises", "raises_loss raised KeyError: 'colour'"),
         ("ChangesSample", "changes_sample_loss changed samples.'rewards'. in place"),
     ],
@@ -355,6 +426,7 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
         ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
         ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),
+        ({"policy_loss": "clipped"}, "--policy-loss: a module and a function"),
         ({"value_weight": 0.0}, "--value-weight: above 0"),
         ({"algorithm": "dqn", "shared_torso": True}, "shared_torso: a setting of reinforce"),
         (

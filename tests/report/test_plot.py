@@ -11,10 +11,12 @@ from flame_rl.commands.plot import plot
 from flame_rl.report import figures
 from flame_rl.report.runs import (
     columns_of,
+    final_score,
     group_runs,
     mean_curve,
     read_run,
     smooth,
+    window_of,
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -135,17 +137,35 @@ def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_
             steps=300.0,
         )
     )
-    x, mean = mean_curve((short, long), "env_steps")
+    x, mean, (low, high) = mean_curve((short, long), "env_steps", 0.0)
     # From where both have begun to where the last one ends; the short one then stays at 9.
     assert (x[0], x[-1]) == (300, 2700)
     np.testing.assert_allclose(mean, (np.minimum(x / 100, 9) + x / 100) / 2)
+    # A quarter of all resamples of two seeds has one of them alone.
+    np.testing.assert_allclose([low, high], [np.minimum(x / 100, 9), x / 100])
 
 
-def test_smoothing_averages_over_the_latest_tenth():
+def test_runs_of_any_length_are_averaged_over_the_same_centred_window(make_run):
+    """Whether their iterations have 30 env steps or 100."""
+    rng = np.random.default_rng(0)
+    runs = [
+        read_run(make_run(str(seed), config_of(seed=seed), rng.normal(size=size), steps=steps))
+        for seed, (size, steps) in enumerate([(40, 100.0), (100, 30.0)])
+    ]
+    window = window_of(group_runs(runs))
+    assert window == 200.0
+    for run, steps in zip(runs, (100, 30), strict=True):
+        expected = [
+            np.mean([v for j, v in enumerate(run.values) if abs(j - i) * steps <= 100])
+            for i in range(len(run.values))
+        ]
+        np.testing.assert_allclose(smooth(run, window), expected)
+
+
+def test_a_final_score_is_the_mean_of_the_last_tenth(make_run):
     values = np.random.default_rng(0).normal(size=57)
-    expected = [values[max(0, i - 4) : i + 1].mean() for i in range(57)]
-    np.testing.assert_allclose(smooth(values), expected)
-    np.testing.assert_allclose(smooth(values[:9]), values[:9])
+    assert final_score(read_run(make_run("a", TINY, values))) == pytest.approx(values[-5:].mean())
+    assert final_score(read_run(make_run("b", TINY, values[:9]))) == values[8]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -168,7 +188,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
         assert data.startswith(b"\x89PNG") and len(data) > 50_000
     else:
         text = data.decode()
-        for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "mean of the seeds"):
+        for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "their 95 % interval"):
             assert words in text
     done = capsys.readouterr()
     assert done.out.startswith(f"Curves: {picture}\n\nenv ") and done.err == ""
@@ -209,28 +229,33 @@ def test_one_run_has_its_spread_and_its_evaluations(make_run, monkeypatch):
     figures.plt.close("all")
 
 
-def test_runs_are_thin_lines_and_their_mean_a_thick_one_up_to_the_slowest_end(make_run, figure_of):
+def test_seeds_are_a_line_in_a_band_up_to_the_slowest_end(make_run, figure_of):
     figure = figure_of(
         *(
-            make_run(f"{algorithm} {seed}", config, range(20), seconds=1.0 + 4 * seed)
+            make_run(f"{algorithm} {seed}", config, [seed] * 20, seconds=1.0 + 4 * seed)
             for algorithm in ("a2c", "ppo")
             for seed in (0, 1, 2)
             for config in [config_of(algorithm=algorithm, seed=seed)]
         )
     )
-    for axes, ends in zip(figure.axes, ([2000, 2000, 2000], [20, 100, 180]), strict=True):
-        assert not axes.collections  # nothing is filled
-        lines = axes.get_lines()
-        for color in {line.get_color() for line in lines}:
-            *runs, mean = sorted(
-                (line for line in lines if line.get_color() == color),
-                key=lambda line: line.get_linewidth(),
-            )
-            assert [line.get_xdata()[-1] for line in runs] == ends
-            assert mean.get_xdata()[-1] == ends[-1] <= axes.get_xlim()[1]
-            assert mean.get_linewidth() > 2 * runs[-1].get_linewidth()
-            assert mean.get_zorder() > max(line.get_zorder() for line in runs)
-        assert len(lines) == 8
+    for axes, end in zip(figure.axes, (2000, 180), strict=True):
+        assert [line.get_xdata()[-1] for line in axes.get_lines()] == [end, end]
+        assert end <= axes.get_xlim()[1]
+        for line, band in zip(axes.get_lines(), axes.collections, strict=True):
+            assert set(line.get_ydata()) == {1.0}
+            # Of 27 resamples one has the lowest seed alone, more than 2.5 %.
+            assert band.get_datalim(axes.transData).intervaly.tolist() == [0, 2]
+            assert line.get_zorder() > band.get_zorder()
+
+
+def test_equal_scores_of_finalists_are_seen(monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
+    figures.draw_finals("final.png", [("trial 3", [500.0] * 3), ("trial 1", [9.0])], "title")
+    (axes,) = kept[0].axes
+    places = axes.get_lines()[0].get_xdata()
+    assert len(set(places)) == 3 and places.mean() == 0
+    figures.plt.close("all")
 
 
 def test_the_legend_of_long_names_fits_into_the_picture(make_run, figure_of):
@@ -312,9 +337,9 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [f"{name} (2 seeds)" for name in names]
     highest = {line.get_label(): line.get_ydata()[-1] for line in axes.get_lines()}
-    # Means of two seeds over the last two iterations, 18 and 19.
-    assert highest["reward_mean (2 seeds)"] == pytest.approx(18.5)
-    assert highest["reward_forward (2 seeds)"] == pytest.approx(68.5)
+    # Means of two seeds in the last iteration; the window has no other.
+    assert highest["reward_mean (2 seeds)"] == pytest.approx(19)
+    assert highest["reward_forward (2 seeds)"] == pytest.approx(69)
     figures.plt.close("all")
 
 

@@ -4,6 +4,7 @@ bytes wherever it collects and however it goes on."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -319,8 +320,9 @@ def test_a_run_without_experience_has_none_to_give(old):
 def test_what_resume_refuses_points_to_from_which_takes_the_networks_settings(old, tmp_path):
     shutil.copytree(old / "ppo", tmp_path / "there")
     refused = run_here("--resume", "there", "--gamma", "0.5", cwd=tmp_path)
-    assert refused.returncode == 2 and "--from there in place of --resume" in refused.stderr
-    words = ("--algorithm", "ppo", "--from", "there", "--gamma", "0.5", "--iterations", "1")
+    assert refused.returncode == 2
+    (said,) = re.findall("its networks: (.*) in place of --resume", refused.stderr)
+    words = (*said.split(), "--gamma", "0.5", "--iterations", "1")
     words += ("--steps-per-iter", "60", "--workers", "0")
     run_ok(*words, "--output", "new", cwd=tmp_path)
     config = json.loads((tmp_path / "new" / "config.json").read_text())["experiment"]

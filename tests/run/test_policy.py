@@ -48,14 +48,17 @@ class Zero(nn.Module):
         self.layer = nn.Linear(features, 1)
     def forward(self, features, samples):
         return self.layer(features).squeeze(-1) ** 2
+def gradient(log_probs, entropies, samples):
+    return -log_probs * samples["advantages"]
 """
 
 
-def test_it_needs_neither_auxiliary_losses_nor_room_for_replay(tmp_path, monkeypatch):
+def test_it_needs_neither_own_losses_nor_room_for_replay(tmp_path, monkeypatch):
     (tmp_path / "own_losses.py").write_text(AUXILIARY)
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(tmp_path))
         own = {"auxiliary": ("own_losses:Zero",), "auxiliary_weights": (0.1,)}
+        own["policy_loss"] = "own_losses:gradient"
         config = TrainConfig("cartpole", algorithm="ppo", shared_torso=True, **own, **SHORT)
         with Trainer(config) as trainer:
             trainer.train()

@@ -139,6 +139,7 @@ def test_values_are_taken_in_the_forms_that_people_type(words, values):
         ("--enviroment ant", "--enviroment: there is no such flag; did you mean --env?"),
         ("--env_step 9", "--env-step: there is no such flag; did you mean --env-steps?"),
         ("--algo ppo", "did you mean --algorithm?"),
+        ("--lr 0.1", "did you mean --learning-rate?"),
         ("--zzz", "--zzz: there is no such flag; --help lists them all"),
         ("--no-seed", "--no-seed: there is no such flag"),
     ],
@@ -260,6 +261,7 @@ WRONG = [
     ),
     ({"clip_range": 0.1}, "clip_range: a setting of ppo; reinforce has none of that name"),
     ({"epoch": 3}, "epoch: no such setting"),
+    ({"lr": 0.1}, "lr: no such setting; did you mean learning_rate"),
     ({"enviroment": "ant"}, "enviroment: no such setting; did you mean env"),
 ]
 

@@ -66,6 +66,17 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
     assert conclusions(one, several)["speedup"] > 2
 
 
+def test_slow_iterations_are_measured_once(monkeypatch, capsys):
+    counted = mock.Mock(side_effect=Trainer.iterate)
+    monkeypatch.setattr(Trainer, "iterate", lambda *arguments: counted(*arguments))
+    monkeypatch.setattr(command, "_SECONDS", 0.0)
+    config = TrainConfig(env="cartpole", local=True, episodes_per_iter=8, workers=2)
+    assert measure_both(config, threading.Event())[1].episodes == 8
+    assert counted.call_count == 4  # the first with each number does not count
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("Measured with 1: ") and second.startswith("Measured with 2: ")
+
+
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
     results, iterate = [], Trainer.iterate

@@ -21,7 +21,7 @@ from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools import side_runs, trials
-from flame_rl.tools.study import Search, Study
+from flame_rl.tools.study import Search, Study, with_effect
 from flame_rl.tools.trials import (
     RUNGS,
     begin_trial,
@@ -110,7 +110,25 @@ def test_a_study_is_the_same_however_long_each_trial_takes(runs, tmp_path, prune
     assert told(again) == told(whole)
     drawn = [path.name for path in draw_study(whole, tmp_path)]
     assert drawn == ["best.png", "importance.png"]
-    assert len(draw_study(whole[:1], tmp_path)) == 1
+    assert len(draw_study(whole[:9], tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "left_out"),
+    [
+        (WORDS, {"initial_log_std"}),
+        (("--env", "Pendulum-v1", *WORDS[2:]), set()),
+        ((*WORDS, "--shared-torso"), {"initial_log_std", "value_learning_rate"}),
+        (
+            (*WORDS[:3], "reinforce", *WORDS[4:], "--baseline", "none"),
+            {"initial_log_std", "value_learning_rate", "value_epochs"},
+        ),
+    ],
+)
+def test_settings_without_effect_are_not_searched(tmp_path, words, left_out):
+    search = search_in(tmp_path / "study", words=(*words, "--local"), search=())
+    found = with_effect(search, StopSignal())
+    assert set(search.ranges) - set(found) == left_out
 
 
 def test_a_study_that_died_goes_on_with_the_trials_that_had_begun(runs, tmp_path, monkeypatch):

@@ -18,9 +18,10 @@ from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import (
     POLICY_NUMBERS,
     explained_variance,
-    kl_terms,
     policy_metrics,
+    policy_numbers,
 )
+from flame_rl.learner.on_policy.own_losses import own_policy_loss
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
@@ -37,7 +38,8 @@ def ppo(
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
-    loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    built_in = clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    loss = own_policy_loss(settings) or built_in
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers: list[dict[str, float]] = []  # of each minibatch
@@ -77,17 +79,13 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
 
     def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
         advantages = samples["advantages"]
-        log_ratio = log_probs - samples["log_probs"]
-        ratio = np.exp(log_ratio)
+        ratio = np.exp(log_probs - samples["log_probs"])
         plain = ratio * advantages
         # np.clip takes twice as long on arrays this small.
         clipped = np.minimum(np.maximum(ratio, low), high) * advantages
-        numbers = {
-            "loss": -np.minimum(plain, clipped) - c * entropies,
-            "entropy": entropies,
-            "kl": kl_terms(log_ratio, samples.get("ratios", 1.0)),
-        }
+        total = -np.minimum(plain, clipped) - c * entropies
         # d ratio / d log_prob is the ratio; where the clipped term is smaller, it is constant.
-        return numbers, (np.where(plain <= clipped, -plain, 0.0), -c)
+        gradients = np.where(plain <= clipped, -plain, 0.0), -c
+        return policy_numbers(total, samples, log_probs, entropies), gradients
 
     return NativeLoss(loss, "clipped", POLICY_NUMBERS, clip_range, c)

@@ -16,6 +16,7 @@ from flame_rl.learner.training.network import (
     LossResult,
     NativeLoss,
     Network,
+    Numbers,
     Samples,
     sums_of,
 )
@@ -38,12 +39,8 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
 
     def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:
         advantages = samples["advantages"]
-        numbers = {
-            "loss": -log_probs * advantages - c * entropies,
-            "entropy": entropies,
-            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("ratios", 1.0)),
-        }
-        return numbers, (-advantages, -c)
+        loss = -log_probs * advantages - c * entropies
+        return policy_numbers(loss, samples, log_probs, entropies), (-advantages, -c)
 
     return NativeLoss(loss, "policy_gradient", POLICY_NUMBERS, entropy_coefficient=c)
 
@@ -56,6 +53,14 @@ def _value_loss(samples: Samples, values: np.ndarray) -> LossResult:
 # (V(s_t) - target_t)^2 / 2, with both divided by the scale of the value network. Samples have
 # "targets", and "scale", the same for all.
 value_loss = NativeLoss(_value_loss, "squared_error", ("loss",))
+
+
+def policy_numbers(
+    loss: np.ndarray, samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
+) -> Numbers:
+    """`POLICY_NUMBERS` of each step, given its loss, entropy bonus included."""
+    kl = kl_terms(log_probs - samples["log_probs"], samples.get("ratios", 1.0))
+    return {"loss": loss, "entropy": entropies, "kl": kl}
 
 
 def kl_terms(log_ratio: np.ndarray, ratios: np.ndarray | float = 1.0) -> np.ndarray:

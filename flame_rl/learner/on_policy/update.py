@@ -18,9 +18,9 @@ from flame_rl.learner.on_policy.actor_critic import (
     OneNetwork,
     Statistics,
 )
-from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.on_policy.own_losses import add_auxiliary, every_output, own_policy_loss
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
@@ -114,7 +114,9 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnPolicyAlgorithm:
-    """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
+    """An algorithm with new networks. Raises UsageError as `add_auxiliary` and `own_policy_loss`
+    do."""
+    own_policy_loss(config.algorithm)
     networks = make_actor_critic(config, spec, in_training)
     collector = None
     if config.algorithm.overlap:

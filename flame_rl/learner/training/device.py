@@ -118,6 +118,6 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
         yield
         if seed is None and not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                "model.py, an auxiliary loss or another thread draws random numbers of torch, as "
+                "model.py, a loss of your own or another thread draws random numbers of torch, as "
                 "dropout does: the same seed would give other results; leave it out"
             )
