@@ -1,7 +1,5 @@
 """Tiny environments whose answers are known, and ones that misbehave."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -94,13 +92,6 @@ class LargeObservationAction(ObservationAction):
 
     def reward(self, action) -> float:
         return float((self.observation[0] > 500) == (action == 1))
-
-
-class ConstantReward(Base):
-    """One step, always 3."""
-
-    def reward(self, action) -> float:
-        return 3.0
 
 
 class ObservationReward(Base):
@@ -271,12 +262,6 @@ class Endless(Base):
     horizon = 1 << 60
 
 
-class Long(Base):
-    """Ends by itself, after more steps than the default limit."""
-
-    horizon = 1200
-
-
 class Hoarder(Base):
     """Takes 40 MB."""
 
@@ -312,13 +297,6 @@ class FourValues(Base):
     def step(self, action):
         observation, reward, terminated, _, info = super().step(action)
         return observation, reward, terminated, info
-
-
-class WithoutReturn(Base):
-    """What a first `step` may forget."""
-
-    def step(self, action):
-        super().step(action)
 
 
 class BarePair(Base):
@@ -462,13 +440,6 @@ class SlowlyDrawn(Drawn):
     def render(self):
         time.sleep(0.35)
         return super().render()
-
-
-class WronglyDrawn(Drawn):
-    """Shows text where a picture was asked for."""
-
-    def render(self):
-        return "a robot"
 
 
 class Growing(Drawn):
@@ -799,27 +770,6 @@ class NeverMade(Base):
         time.sleep(3600)
 
 
-class WrongPicture(Picture):
-    """The right number of numbers in the wrong shape."""
-
-    def next_observation(self):
-        return np.arange(6.0).reshape(3, 2)
-
-
-class Ragged(Base):
-    """No array at all."""
-
-    def next_observation(self):
-        return [1, [2, 3]]
-
-
-class Undecided(Base):
-    """Neither ended nor not."""
-
-    def step(self, action):
-        return ONE, 1.0, np.array([True, False]), False, {}
-
-
 class Parent(Base):
     """Starts a process of its own."""
 
@@ -847,13 +797,6 @@ class Forking(Base):
             Path(os.environ["FORKED"]).write_text(str(pid))
             os.kill(os.getpid(), signal.SIGKILL)
         return 1.0
-
-
-class StillBorn(Base):
-    """Ends the process that makes it."""
-
-    def __init__(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Parts(Base):
@@ -901,26 +844,6 @@ class TwoRewards(Base):
         return (*super().step(action)[:-1], info)
 
 
-class ThreeRewards(TwoRewards):
-    """Three numbers where two are promised."""
-
-    def reward(self, action) -> np.ndarray:
-        return np.ones(3)
-
-
-class OneRewardAtFirst(TwoRewards):
-    """A number where two are promised, but not in the last step."""
-
-    def reward(self, action):
-        return 0.5 if self.t < self.horizon else np.ones(2)
-
-
-class TableOfRewards(TwoRewards):
-    """Rewards of two axes."""
-
-    reward_space: spaces.Space = spaces.Box(-1, 1, (2, 2), np.float64)
-
-
 _ONLY = Base()
 
 
@@ -960,6 +883,25 @@ _VARIANTS = {
     },
     (WholeNumbers, "wrong"): {"Fractions": 7.5, "Beyond": 256.0, "NotANumber": np.nan},
     (Endless, "horizon"): {"Unlimited": 1 << 60},
+    # Ends by itself, after more steps than the default limit.
+    (Base, "horizon"): {"Long": 1200},
+    (Base, "reward"): {"ConstantReward": lambda env, action: 3.0},
+    (Base, "next_observation"): {"Ragged": lambda env: [1, [2, 3]]},
+    # The right number of numbers in the wrong shape.
+    (Picture, "next_observation"): {"WrongPicture": lambda env: np.arange(6.0).reshape(3, 2)},
+    (Base, "step"): {
+        "WithoutReturn": lambda env, action: None,
+        # Neither ended nor not.
+        "Undecided": lambda env, action: (ONE, 1.0, np.array([True, False]), False, {}),
+    },
+    (Base, "__init__"): {"StillBorn": lambda env: os.kill(os.getpid(), signal.SIGKILL)},
+    (Drawn, "render"): {"WronglyDrawn": lambda env: "a robot"},
+    (TwoRewards, "reward"): {
+        "ThreeRewards": lambda env, action: np.ones(3),
+        # Not in the last step.
+        "OneRewardAtFirst": lambda env, action: 0.5 if env.t < env.horizon else np.ones(2),
+    },
+    (TwoRewards, "reward_space"): {"TableOfRewards": spaces.Box(-1, 1, (2, 2), np.float64)},
 }
 
 

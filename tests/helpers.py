@@ -1,9 +1,9 @@
 """What several tests need."""
 
-from __future__ import annotations
-
 import contextlib
+import csv
 import functools
+import importlib.metadata
 import io
 import os
 import pty
@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 import main
+from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.inputs import step_columns
@@ -37,6 +38,8 @@ from flame_rl.wire.messages import (
 from tests.environments import Base
 from tests.forks import Forked
 
+# It reads a file at each call, which a short run makes thirty times.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 # Seconds in which a process ends that was told to, on a slow machine with much other work; it takes
 # a second or two where it is alone.
 SOON = 100
@@ -174,6 +177,17 @@ def columns_of(env_id: str) -> tuple[Column, ...]:
     return step_columns(spec)
 
 
+def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
+    """Episodes, or a failure, of plain environments; by a random policy where none is given."""
+    limit = options.get("max_episode_steps")
+    snapshot = snapshot or snapshot_for(described(env_id, limit))
+    simulator = plain(env_id, limit)
+    try:
+        return collect_episodes(snapshot, request_for(env_id, indices, **options), simulator)
+    finally:
+        simulator.close()
+
+
 def episode_of(
     index: int,
     observations: np.ndarray,
@@ -210,6 +224,11 @@ def assert_same_episodes(left, right) -> None:
             assert x.dtype == y.dtype and x.shape == y.shape
             assert x.tobytes() == y.tobytes(), f"episode {a.index}: {name}"
         assert (a.terminated, a.truncated) == (b.terminated, b.truncated)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,7 +1,5 @@
 """Whole runs for the tests of resuming and of faults."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path
@@ -73,6 +71,15 @@ def assert_saved_weights(run: Path) -> None:
 def assert_same_run(run: Path, whole: Path) -> None:
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     assert_saved_weights(run)
+
+
+def wait_until(condition, seconds: float = 600.0, process=None) -> None:
+    """Where there is a process, it must go on meanwhile."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
 
 
 def rows(run: Path) -> int:
