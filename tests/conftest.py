@@ -1,7 +1,5 @@
 """Fixtures of the tests that run main.py against Flame."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -15,7 +13,6 @@ import gymnasium
 import hypothesis
 import pytest
 
-from tests.environments import CHECKED
 from tests.flame_fixtures import (
     EXECUTORS,
     MY_ENV,
@@ -64,7 +61,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
-    (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died"), seeds=CHECKED))
+    (folder / "my_env.py").write_text(MY_ENV)
     (folder / "pace_env.py").write_text(PACE_ENV)
     (folder / "my_wrappers.py").write_text(MY_WRAPPERS)
     # Its ids are others than those of tests.goals, which this process may have, too.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlparse
@@ -23,7 +22,9 @@ from flamepy.proto import frontend_pb2 as requests
 from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
 from tests.forks import Forked
+from tests.helpers import table
 from tests.memory_flame import MemoryFlame, free_ports
+from tests.runs import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = 2
@@ -49,47 +50,30 @@ def halved(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
 """
 
-# A user's own environment; the other ids of the module are this one with a fault.
+# A user's own environments, of which one takes 40 s for an episode.
 MY_ENV = """
-import os
-import signal
 import time
 import gymnasium
 import numpy as np
-from pathlib import Path
-
-MARKER = Path({marker!r})
 
 class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault=""):
-        self.fault = fault
-        self.length = 4000 if fault == "slow" else 20
+    def __init__(self, seconds=0, length=20):
+        self.seconds, self.length = seconds, length
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        # Not in the episodes of the check at a run's start.
-        self.breaks = seed not in {seeds} and not MARKER.exists()
-        return self.np_random.normal(size=3).astype(np.float32), {{}}
+        return self.np_random.normal(size=3).astype(np.float32), {}
 
     def step(self, action):
         self.steps += 1
         observation = self.np_random.normal(size=3).astype(np.float32)
-        if self.steps == 5 and self.fault == "raises":
-            raise ValueError("broken on purpose")
-        if self.steps == 5 and self.fault == "dies" and self.breaks:
-            MARKER.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.steps == 5 and self.fault == "hangs" and self.breaks:
-            MARKER.touch()
-            time.sleep(600)
-        if self.fault == "slow":
-            time.sleep(0.01)
+        time.sleep(self.seconds)
         ended = self.steps == self.length
-        return observation, float(action == (observation[0] > 0)), ended, False, {{}}
+        return observation, float(action == (observation[0] > 0)), ended, False, {}
 
 class Eye(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
@@ -98,20 +82,20 @@ class Eye(gymnasium.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.left = 10
-        return self.picture(), {{}}
+        return self.picture(), {}
 
     def step(self, action):
         self.left -= 1
         reward = float(action == self.bright)
-        return self.picture(), reward, self.left == 0, False, {{}}
+        return self.picture(), reward, self.left == 0, False, {}
 
     def picture(self):
         self.bright = int(self.np_random.integers(2))
         return self.np_random.integers(100, size=(12, 12, 3), dtype=np.uint8) + 100 * self.bright
 
 gymnasium.register("Eye-v0", Eye)
-for fault in ("", "raises", "dies", "hangs", "slow"):
-    gymnasium.register("Mine" + fault + "-v0", Mine, kwargs={{"fault": fault}})
+gymnasium.register("Mine-v0", Mine)
+gymnasium.register("Slow-v0", Mine, kwargs={"seconds": 0.01, "length": 4000})
 """
 
 
@@ -262,8 +246,7 @@ class Finished:
 
     def timing(self, column: str) -> int:
         """The sum of a column of timing.csv."""
-        with (self.folder / "timing.csv").open(newline="") as file:
-            return sum(int(row[column]) for row in csv.DictReader(file))
+        return sum(int(row[column]) for row in table(self.folder / "timing.csv"))
 
 
 def start(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Forked:
@@ -294,13 +277,6 @@ def rows(folder: Path) -> int:
     return 0
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 100.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def processes_with(value: str) -> list[psutil.Process]:
     """The processes that have this value in their environment."""
     found = []
@@ -328,10 +304,7 @@ def real_cluster(folder: Path) -> Iterator[dict[str, str]]:
     configured = Path.home() / ".flame" / "flame.yaml"
     if "FLAME_ENDPOINT" in os.environ or configured.exists():
         context = FlameContext()
-        yield {
-            "FLAME_ENDPOINT": context.endpoint,
-            "FLAME_CACHE_ENDPOINT": context.cache.endpoint,
-        }
+        yield {"FLAME_ENDPOINT": context.endpoint, "FLAME_CACHE_ENDPOINT": context.cache.endpoint}
         return
     with RealFlame(folder) as flame:
         yield flame.environment

@@ -55,11 +55,7 @@ def wrong_clock(offset: str) -> dict[str, str]:
     library = next(Path("/usr/lib").glob("**/libfaketimeMT.so.1"), None)
     if library is None:
         pytest.skip("wrong clocks need libfaketime")
-    return {
-        "LD_PRELOAD": str(library),
-        "FAKETIME": offset,
-        "DONT_FAKE_MONOTONIC": "1",
-    }
+    return {"LD_PRELOAD": str(library), "FAKETIME": offset, "DONT_FAKE_MONOTONIC": "1"}
 
 
 class FlameNodes(RealFlame):

@@ -1,7 +1,5 @@
 """Dispatch: splitting, retrying, refusing; and that local backends agree."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -297,25 +295,6 @@ def test_stop_interrupts_the_wait():
     assert time.monotonic() - began < SOON
 
 
-def test_backends_agree_to_the_bit():
-    spec_id = "InvertedPendulum-v5"
-    request = request_for(spec_id, range(13))
-    collected = []
-    for make in (
-        InlineBackend,
-        lambda stop: ProcessBackend(1, DEADLINES, stop),
-        lambda stop: ProcessBackend(3, DEADLINES, stop),
-    ):
-        backend = make(threading.Event())
-        spec = backend.describe(Environment(spec_id))
-        snapshot = random_snapshot(spec.observation_dim, spec.action_dim, spec.continuous)
-        collected.append(backend.collect(snapshot, request).episodes)
-        backend.close()
-        backend.close()
-    assert_same_episodes(collected[1], collected[0])
-    assert_same_episodes(collected[2], collected[0])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_listener_hears_how_much_has_been_played(workers):
     class Listener:
@@ -339,21 +318,6 @@ def test_a_listener_hears_how_much_has_been_played(workers):
     heard = Listener.heard
     assert heard[-1] == (episodes, steps)
     assert any(0 < part[1] < steps for part in heard)
-
-
-def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAULT_MARKER", str(tmp_path / "marker"))
-    env_id = environment_id("KillFault")
-    request = request_for(env_id, range(6))
-    snapshot = random_snapshot(1, 2, False)
-    backend = ProcessBackend(2, DEADLINES, threading.Event())
-    try:
-        first = backend.collect(snapshot, request)
-        again = backend.collect(snapshot, request)
-    finally:
-        backend.close()
-    assert first.retries >= 1 and again.retries == 0
-    assert_same_episodes(first.episodes, again.episodes)
 
 
 def test_a_slow_worker_holds_up_nobody_and_lives_on(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Executors: how many a cluster has room for, what is said of them and when, what they run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from types import SimpleNamespace
@@ -50,7 +48,7 @@ DEAD, FAR = executor("a", "Unbinding"), executor("a", "Bound", "ours", "far")
         ([executor("a", "Unknown")], "1 in an unknown state", 0, 0),
     ],
 )
-def test_executors_are_counted_for_a_run(seen, details, working, alive) -> None:
+def test_executors_are_counted_for_a_run(seen, details, working, alive):
     nodes = [node("near"), *([node("far", "Unknown")] if "far" in details else [])]
     counted = count(seen, nodes, "ours", 2)
     details = f" ({details})" if details else ""
@@ -127,21 +125,21 @@ BOTH = [OURS, executor("b", "Bound", "ours")]
         (3 * [[FAR, DEAD]], []),
     ],
 )
-def test_what_keeps_executors_from_a_run_is_said_once_it_is_settled(cluster, seen, lines) -> None:
+def test_what_keeps_executors_from_a_run_is_said_once_it_is_settled(cluster, seen, lines):
     cluster.nodes.append(node("far", "Unknown" if FAR in seen[0] else "Ready"))
     for each in seen:
         cluster.see(*each)
     assert cluster.said == lines
 
 
-def test_a_lost_node_is_named_with_the_remedy_where_none_is_left(cluster) -> None:
+def test_a_lost_node_is_named_with_the_remedy_where_none_is_left(cluster):
     cluster.nodes.append(node("far", "NotReady"))
     cluster.see()
     hint = "Start Flame's executor manager on far again, under the same host name"
     assert cluster.monitor.seen.hint == hint
 
 
-def test_a_cluster_whose_executors_all_unbind_for_ever_is_stuck(cluster) -> None:
+def test_a_cluster_whose_executors_all_unbind_for_ever_is_stuck(cluster):
     others = executor("b", "Unbinding"), executor("c", "Idle", node="far")
     cluster.nodes.append(node("far"))
     for seen, stuck in (
@@ -159,7 +157,7 @@ def test_a_cluster_whose_executors_all_unbind_for_ever_is_stuck(cluster) -> None
     assert cluster.monitor.stuck and cluster.monitor.seen.nodes_stuck == ("near",)
 
 
-def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster) -> None:
+def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster):
     last_result = cluster.now
     cluster.executors = [OURS]
     for _ in range(600):
@@ -169,7 +167,7 @@ def test_an_executor_at_work_is_a_sign_of_life_however_long_its_task(cluster) ->
     assert cluster.asked == 120  # every five seconds
 
 
-def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> None:
+def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster):
     last_result = cluster.now
     cluster.executors = [executor("a", "Unbinding"), executor("b", "Unbinding")]
     for tenth in range(150):
@@ -194,7 +192,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     assert len(cluster.waits) == told
 
 
-def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
+def test_a_cluster_that_another_run_has_is_no_broken_one(cluster):
     # One that is dead stays so for ever.
     for seen, hint in (
         ([executor("a", "Bound", "theirs"), THEIRS], "This run has some when one of the others"),
@@ -209,7 +207,7 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
 
 
 @pytest.mark.parametrize("then", ["Unbinding", "Idle", "nothing", "no answer"])
-def test_executors_that_another_run_gives_back_are_waited_for(cluster, then) -> None:
+def test_executors_that_another_run_gives_back_are_waited_for(cluster, then):
     monitor = cluster.monitor
     assert monitor.limit(120.0) == 120.0
     cluster.executors = [executor("a", "Bound", "theirs"), executor("dead", "Unbinding", "old")]
@@ -223,12 +221,12 @@ def test_executors_that_another_run_gives_back_are_waited_for(cluster, then) -> 
         assert monitor.limit(120.0) == limit
 
 
-def test_executors_that_start_for_a_run_are_its_own(cluster) -> None:
+def test_executors_that_start_for_a_run_are_its_own(cluster):
     cluster.see(executor("a", "Binding", "ours"), THEIRS)
     assert cluster.monitor.limit(120.0) == 120.0
 
 
-def test_a_listener_that_fails_ends_no_run(cluster) -> None:
+def test_a_listener_that_fails_ends_no_run(cluster):
     def fails(text: str) -> None:
         raise OSError("the terminal is gone")
 
@@ -250,7 +248,7 @@ def capacity(nodes: list[pb.Node], executors: int | None = None, workers: int = 
     return capacity_of(nodes, Execution(executors=executors, workers_per_executor=workers))
 
 
-def test_only_nodes_that_are_ready_have_room() -> None:
+def test_only_nodes_that_are_ready_have_room():
     nodes = [node("a"), node("b", "NotReady", 64), node("c", "Unknown", 64), node("d", cores=3)]
     assert capacity(nodes) == Capacity(5)
     assert capacity(nodes[1:3]) == Capacity(1)
@@ -264,7 +262,7 @@ def test_only_nodes_that_are_ready_have_room() -> None:
         capacity(nodes[1:3], 4)
 
 
-def test_executors_with_processes_inside_have_as_many_cores() -> None:
+def test_executors_with_processes_inside_have_as_many_cores():
     nodes = [node("a", cores=5), node("b", cores=4), node("c", cores=1)]
     claim = ResourceRequirement(cpu=2, memory=512 << 20)
     assert capacity(nodes, workers=2) == Capacity(4, claim)
@@ -274,7 +272,7 @@ def test_executors_with_processes_inside_have_as_many_cores() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "executors"), [(0, 1), (1, 8), (2, 10), (3, 10)])
-def test_executors_asked_for_come_and_go_with_their_nodes(nodes: int, executors: int) -> None:
+def test_executors_asked_for_come_and_go_with_their_nodes(nodes, executors):
     """What each claims stays as the run began."""
     claim = capacity([node("a"), node("b")], 8).claim
     now = [node(str(i)) for i in range(nodes)]
@@ -290,7 +288,7 @@ def on_node(name: str, state: str, where: str) -> pb.Executor:
     return found
 
 
-def test_no_batch_is_needed_where_no_node_is_away_or_no_other_has_room() -> None:
+def test_no_batch_is_needed_where_no_node_is_away_or_no_other_has_room():
     ready, away = [node("a"), node("b")], [node("c", "NotReady")]
     full = [node("a"), node("c", "NotReady", 0)]
     for nodes in (ready, away, [node("a", cores=0), *away], full):
@@ -300,7 +298,7 @@ def test_no_batch_is_needed_where_no_node_is_away_or_no_other_has_room() -> None
 @pytest.mark.parametrize("near", [1, 2, 3, 7])
 @pytest.mark.parametrize("away", [1, 2, 5])
 @pytest.mark.parametrize("claim", [resources(1, 1), resources(0, 1)], ids=["cores", "memory"])
-def test_a_batch_has_an_executor_elsewhere(near, away, claim) -> None:
+def test_a_batch_has_an_executor_elsewhere(near, away, claim):
     # The other resource is plenty.
     nodes = [
         node(name, state, count if claim.cpu else 64, 64 if claim.cpu else count)
@@ -317,7 +315,7 @@ def test_a_batch_has_an_executor_elsewhere(near, away, claim) -> None:
             assert free < batch - voids <= free + near
 
 
-def test_executors_at_work_leave_no_room() -> None:
+def test_executors_at_work_leave_no_room():
     bound = [on_node(name, "Bound", "a") for name in "xy"]
     nodes = [node("a"), node("b", cores=1), node("c", "NotReady")]
     assert batch_past(nodes, bound, resources(1, 1)) == 2
@@ -332,7 +330,7 @@ def about(where: str, **others: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
-def test_executors_with_other_versions_are_refused_by_their_nodes(name: str) -> None:
+def test_executors_with_other_versions_are_refused_by_their_nodes(name):
     answers = Answers()
     answers.hear(about("alpha"))
     answers.refuse_others()
@@ -344,7 +342,7 @@ def test_executors_with_other_versions_are_refused_by_their_nodes(name: str) -> 
 
 
 @pytest.mark.parametrize("name", processor())
-def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
+def test_nodes_with_another_kernel_are_named_once(name):
     answers, said = Answers(), []
     for each in ("alpha", "beta", "gamma"):
         answers.hear(about(each, **({name: "Zen"} if each != "alpha" else {})))
@@ -363,6 +361,6 @@ def test_nodes_with_another_kernel_are_named_once(name: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"node": 1}', b"\xff", b'{"node": "' + b"a" * 9999]
 )
-def test_what_is_no_account_of_an_executor_is_refused(data: bytes) -> None:
+def test_what_is_no_account_of_an_executor_is_refused(data):
     with pytest.raises(WireError, match="what an executor says of itself"):
         Answers().hear(data)

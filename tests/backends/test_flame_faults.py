@@ -5,8 +5,6 @@ real servers started for that test alone. Where a run ends well, metrics.csv has
 undisturbed run on this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -91,13 +89,7 @@ def dice(request: pytest.FixtureRequest) -> random.Random:
 
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
-    """Until the condition holds; the run must go on meanwhile."""
-
-    def holds() -> object:
-        assert process.poll() is None, process.communicate()
-        return condition()
-
-    wait_until(holds, 900.0)
+    wait_until(condition, 900.0, process)
 
 
 def imports_torch(process: subprocess.Popen[str]) -> bool:
@@ -134,15 +126,13 @@ def assert_gone(folder: Path) -> None:
 # Processes die
 
 
-def test_killed_collectors_cost_tasks_and_nothing_else(
-    fragile: Flame, project: Path, local, tmp_path: Path, dice: random.Random
-) -> None:
-    """Ten times in a run, at most twice in an iteration: an episode has three attempts."""
+def test_killed_collectors_cost_tasks_and_nothing_else(fragile, project, local, tmp_path, dice):
+    """Six times in a run, at most twice in an iteration: an episode has three attempts."""
     process = start(project, tmp_path, fragile.environment, *PACE)
     wait_for(process, fragile.collectors)
     workers = set(fragile.worker_pids())
     killed: list[int] = []
-    for kill in range(10):
+    for kill in range(6):
         wait_for(process, lambda kill=kill: rows(tmp_path) >= kill // 2)
         time.sleep(dice.uniform(0.1, 0.4))
         wait_for(process, lambda: [c for c in fragile.collectors() if c.pid not in killed])
@@ -154,16 +144,14 @@ def test_killed_collectors_cost_tasks_and_nothing_else(
     assert_undisturbed(finished, local(*PACE))
     # One that had no task at that moment costs none.
     retries = finished.timing("retries")
-    assert 5 <= retries <= 10
+    assert 3 <= retries <= 6
     assert f"\n  Tasks sent again: {retries}\n" in finished.out
     if fragile.memory is not None:
         assert fragile.memory.finished_tasks["Failed"] == 0
     fragile.assert_nothing_left()
 
 
-def test_executor_with_a_dead_worker_is_left_for_a_new_session(
-    fragile: Flame, begin, local, tmp_path: Path
-) -> None:
+def test_executor_with_a_dead_worker_is_left_for_a_new_session(fragile, begin, local, tmp_path):
     # At half speed there must be time to see that the executor does not come back.
     flags = (*PACE, "--iterations", "9")
     process = begin(fragile, *flags)
@@ -180,9 +168,7 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none works", "one works"])
-def test_executors_that_cannot_start_again_end_no_run(
-    fault: str, begin, no_torch: Path, local, tmp_path: Path
-) -> None:
+def test_executors_that_cannot_start_again_end_no_run(fault, begin, no_torch, local, tmp_path):
     """Flame gives up starting executors for a session of a run that had executors before."""
     flags = (*PACE, "--iterations", "9")
     with cluster("memory", tmp_path / "cluster", worker_path=[no_torch]) as flame:
@@ -206,9 +192,9 @@ def test_executors_that_cannot_start_again_end_no_run(
     "fault", [pytest.param("executors", marks=pytest.mark.slow), "executor manager"]
 )
 def test_cluster_without_an_executor_is_told_and_given_up_in_time(
-    fault: str, fragile: Flame, begin, project: Path, local, tmp_path: Path
-) -> None:
-    process = begin(fragile, *PACE, "--cluster-patience", "10", iterations=2)
+    fault, fragile, begin, project, local, tmp_path
+):
+    process = begin(fragile, *PACE, "--cluster-patience", "5", iterations=2)
     if fault == "executors":
         for pid in fragile.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -225,9 +211,9 @@ def test_cluster_without_an_executor_is_told_and_given_up_in_time(
     assert re.search(r"0 of [12] executors are working \(", told)
     hint = "docs/cluster.md" if fault == "executors" else "Start Flame's executor manager on "
     assert hint in told
-    assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 10
+    assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 5
     finished = finish(process, tmp_path)
-    assert 9 < time.monotonic() - began < 280
+    assert 4 < time.monotonic() - began < 280
     assert finished.code == 1
     assert re.search(r"0 of [12] executors are working", finished.err)
     assert hint in finished.err and "--resume" in finished.err
@@ -239,9 +225,7 @@ def test_cluster_without_an_executor_is_told_and_given_up_in_time(
 
 
 @pytest.mark.slow
-def test_restarted_servers_cost_time_only(
-    fragile: Flame, project: Path, local, tmp_path: Path
-) -> None:
+def test_restarted_servers_cost_time_only(fragile, project, local, tmp_path):
     process = start(project, tmp_path, fragile.environment, *PACE)
     for iteration, server in ((1, "session-manager"), (3, "object-cache")):
         wait_for(process, lambda i=iteration: rows(tmp_path) == i and fragile.collectors())
@@ -258,8 +242,8 @@ def test_restarted_servers_cost_time_only(
 @pytest.mark.cluster
 @pytest.mark.parametrize("killed", [False, True], ids=["alone", "after its executors"])
 def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
-    killed: bool, begin, local, tmp_path: Path
-) -> None:
+    killed, begin, local, tmp_path
+):
     """Sooner, Flame's own wedges; after it, tasks are queued again. Executors whose processes were
     killed come back in no other way."""
     with cluster("cluster", tmp_path / "cluster") as flame:
@@ -282,8 +266,8 @@ def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
 @pytest.mark.parametrize("hangs", [False, True], ids=["away", "hangs"])
 @pytest.mark.parametrize("server", ["session-manager", "object-cache"])
 def test_server_that_does_not_answer_ends_the_run_with_its_name(
-    server: str, hangs: bool, fragile: Flame, begin, project: Path, local, tmp_path: Path
-) -> None:
+    server, hangs, fragile, begin, project, local, tmp_path
+):
     """It is gone, or accepts connections and answers nothing."""
     if hangs and fragile.memory is None:
         pytest.skip("only the in-memory Flame can be made to hang")
@@ -322,8 +306,8 @@ def hanging(memory: MemoryFlame, server: str) -> Iterator[None]:
     ],
 )
 def test_signals_end_a_run_whose_cluster_hangs(
-    server: str, signals: int, begin, project: Path, local, no_torch: Path, tmp_path: Path, dice
-) -> None:
+    server, signals, begin, project, local, no_torch, tmp_path, dice
+):
     """One within seconds, two at once; what is left there is removed when it answers again."""
     with cluster("memory", tmp_path, worker_path=[no_torch]) as flame:
         process = begin(flame)
@@ -347,12 +331,7 @@ def test_signals_end_a_run_whose_cluster_hangs(
         assert_undisturbed(go_on_here(project, tmp_path), local(*PACE))
 
 
-# Executors that cannot start
-
-
-def test_executor_that_cannot_start_is_reported_within_a_minute(
-    fragile: Flame, project: Path, tmp_path: Path
-) -> None:
+def test_executor_that_cannot_start_is_reported_within_a_minute(fragile, project, tmp_path):
     """The environment's package is installed here in a version that exists nowhere else."""
     (tmp_path / "ghost_env.py").write_text("import pace_env\n")
     about = tmp_path / "cloudpickle-99.0.dist-info"
@@ -382,15 +361,15 @@ def test_executor_that_cannot_start_is_reported_within_a_minute(
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (signal.SIGINT, "start-up"),
-        pytest.param(signal.SIGTERM, "collecting", marks=pytest.mark.slow),
+        (signal.SIGTERM, "start-up"),
+        (signal.SIGINT, "collecting"),
         pytest.param(signal.SIGTERM, "any", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_one_signal_saves_cleans_up_and_ends(
-    number: int, moment: str, fragile: Flame, project: Path, local, tmp_path: Path, dice
-) -> None:
+    number, moment, fragile, project, local, tmp_path, dice
+):
     process = start(project, tmp_path, fragile.environment, *SLOW)
     if moment == "collecting":
         # An executor has its collector before there is anything to collect.
@@ -409,7 +388,7 @@ def test_one_signal_saves_cleans_up_and_ends(
     fragile.assert_nothing_left()
     assert_gone(tmp_path)
     if moment == "collecting":
-        assert "Training Interrupted!" in finished.out
+        assert "Training Interrupted!" in finished.out and "Final Mean Reward" in finished.out
         resumed = go_on_here(project, tmp_path)
         assert_undisturbed(resumed, local(*SLOW))
 
@@ -418,8 +397,8 @@ def test_one_signal_saves_cleans_up_and_ends(
     "kill", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["two signals", "SIGKILL"]
 )
 def test_what_a_learner_leaves_behind_is_removed_after_its_end(
-    kill: bool, fragile: Flame, begin, project: Path, local, tmp_path: Path
-) -> None:
+    kill, fragile, begin, project, local, tmp_path
+):
     process = begin(fragile, *SLOW)
     wait_for(process, lambda: any(fragile.sessions().values()))
     if not kill:
@@ -440,9 +419,7 @@ def test_what_a_learner_leaves_behind_is_removed_after_its_end(
 
 
 @pytest.mark.slow
-def test_run_of_this_machine_goes_on_on_a_cluster(
-    fragile: Flame, project: Path, local, tmp_path: Path
-) -> None:
+def test_run_of_this_machine_goes_on_on_a_cluster(fragile, project, local, tmp_path):
     flags = (*PACE, "--local", "--workers", "1")
     process = start(project, tmp_path, {}, *flags)
     wait_for(process, lambda: rows(tmp_path) == 1)
@@ -455,7 +432,7 @@ def test_run_of_this_machine_goes_on_on_a_cluster(
 
 
 @pytest.mark.slow
-def test_late_results_are_dropped_and_counted(begin, local, no_torch: Path, tmp_path: Path) -> None:
+def test_late_results_are_dropped_and_counted(begin, local, no_torch, tmp_path):
     """An executor dies; what the other one sends when its session is left comes too late."""
     with cluster("memory", tmp_path, 2, [no_torch]) as flame:
         process = begin(flame)
@@ -476,13 +453,10 @@ def test_late_results_are_dropped_and_counted(begin, local, no_torch: Path, tmp_
         flame.assert_nothing_left()
 
 
-# For hours
-
-
 @pytest.mark.slow
 def test_nothing_grows_in_2000_iterations_while_collectors_die(
-    project: Path, local, no_torch: Path, tmp_path: Path, dice: random.Random
-) -> None:
+    project, local, no_torch, tmp_path, dice
+):
     iterations = 2000
     flags = ("--env", "pace_env:Tiny-v0", "--episodes-per-iter", "2", "--hidden-sizes", "4")
     flags = (*flags, "--iterations", str(iterations), "--checkpoint-every", "50")

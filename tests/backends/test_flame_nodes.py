@@ -4,8 +4,6 @@ Against the in-memory Flame, with the backend in this process; marked `nodes`, r
 against a real cluster of containers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -119,7 +117,7 @@ def look(backend: FlameBackend) -> None:
     backend._monitor._asked_at = 0.0
 
 
-def test_weights_that_came_too_slowly_are_sent_again_in_the_same_session(on, monkeypatch) -> None:
+def test_weights_that_came_too_slowly_are_sent_again_in_the_same_session(on, monkeypatch):
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         publish, heard = Session.publish, [TimeoutError("8 MB did not arrive")]
 
@@ -134,7 +132,7 @@ def test_weights_that_came_too_slowly_are_sent_again_in_the_same_session(on, mon
         assert len(memory.sessions) == 1
 
 
-def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on) -> None:
+def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on):
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0, 2), 0)
         assert backend.executors == 1
@@ -162,7 +160,7 @@ def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on
         assert backend.executors == 2
 
 
-def test_a_node_seen_while_episodes_are_awaited_gets_tasks_of_the_next_iteration(on) -> None:
+def test_a_node_seen_while_episodes_are_awaited_gets_tasks_of_the_next_iteration(on):
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0, 2), 0)
         memory.add_node("b", 1)
@@ -173,11 +171,9 @@ def test_a_node_seen_while_episodes_are_awaited_gets_tasks_of_the_next_iteration
 
 
 @pytest.mark.parametrize(
-    "before",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["first run", "second run"],
+    "before", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first run", "second run"]
 )
-def test_a_node_that_is_away_keeps_no_executor_from_starting(on, before: bool) -> None:
+def test_a_node_that_is_away_keeps_no_executor_from_starting(on, before):
     """Flame reserves the executor that it placed there, and creates no other for the session."""
     with MemoryFlame(nodes={"a": 2, "b": 2}) as memory:
         memory.lose_node("b")
@@ -198,7 +194,7 @@ def test_a_node_that_is_away_keeps_no_executor_from_starting(on, before: bool) -
             assert not any(session.open for session in memory.sessions.values())
 
 
-def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
+def test_a_node_that_cannot_install_is_named_and_the_others_work(on):
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
         memory.manager.nodes["b"].broken = True
         with on(memory) as backend:
@@ -211,7 +207,8 @@ def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
             assert line.startswith("Node b cannot start executors: ")
 
 
-def test_a_second_run_beside_a_node_that_cannot_install_ships_nothing_anew(on) -> None:
+@pytest.mark.slow
+def test_a_second_run_beside_a_node_that_cannot_install_ships_nothing_anew(on):
     """Flame gives up its first session, because the other node works for the first run."""
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
         memory.manager.nodes["b"].broken = True
@@ -230,7 +227,7 @@ def test_a_second_run_beside_a_node_that_cannot_install_ships_nothing_anew(on) -
             second.close()
 
 
-def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
+def test_what_no_node_could_install_is_tried_again_by_the_next_run(on):
     """A node remembers by the application's name that it could not."""
     with MemoryFlame(nodes={"a": 1}) as memory:
         memory.manager.nodes["a"].broken = True
@@ -241,7 +238,7 @@ def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
             assert_as_here(collect(backend, 0), 0)
 
 
-def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(on) -> None:
+def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(on):
     with MemoryFlame(nodes={"a": 1}) as memory:
         with on(memory) as first:
             assert_as_here(collect(first, 0), 0)
@@ -267,9 +264,7 @@ def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(o
 @pytest.mark.parametrize(
     "there", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["there", "missing"]
 )
-def test_executors_with_the_packages_in_their_image_install_nothing(
-    on, tmp_path: Path, there: bool
-) -> None:
+def test_executors_with_the_packages_in_their_image_install_nothing(on, tmp_path, there):
     image = tmp_path / "image"
     link_packages(["gymnasium[mujoco]", "numpy"] if there else [], image)
     with MemoryFlame(executors=1, worker_path=[image]) as memory, on(memory) as unused:
@@ -285,14 +280,14 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
         backend.close()
 
 
-def test_an_object_cache_out_of_the_learners_reach_is_named(on) -> None:
+def test_an_object_cache_out_of_the_learners_reach_is_named(on):
     with MemoryFlame(executors=1) as memory:
         memory.cache.endpoint = "grpc://127.0.0.1:9"
         with pytest.raises(UsageError, match=r"calls itself grpc://127\.0\.0\.1:9"), on(memory):
             pass
 
 
-def test_an_application_that_another_run_has_removed_is_shipped_again(on) -> None:
+def test_an_application_that_another_run_has_removed_is_shipped_again(on):
     with MemoryFlame(nodes={"a": 2}) as memory, on(memory) as first:
         assert_as_here(collect(first, 0), 0)
         # Between two sessions it has none that keeps the application.
@@ -303,7 +298,7 @@ def test_an_application_that_another_run_has_removed_is_shipped_again(on) -> Non
         assert_as_here(collect(first, 1), 1)
 
 
-def test_an_application_without_its_package_is_shipped_again(on) -> None:
+def test_an_application_without_its_package_is_shipped_again(on):
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as first:
         (application,) = memory.applications
         for name in [name for name in memory.objects if name.startswith(f"{application}/pkg")]:
@@ -320,7 +315,7 @@ def test_an_application_without_its_package_is_shipped_again(on) -> None:
         assert not memory.applications and not memory.objects
 
 
-def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluster(on) -> None:
+def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluster(on):
     """Flame takes them back in a long update, and the other run keeps what it was given."""
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0), 0)
@@ -333,7 +328,8 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
             backend._give_up_if_lost("none")
 
 
-def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on) -> None:
+@pytest.mark.slow
+def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on):
     kernel = processor()["BLAS kernel"]
     other = "Nehalem" if kernel != "Nehalem" else "Haswell"
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
@@ -350,7 +346,7 @@ def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on)
         assert line.startswith(f"{where}BLAS kernel {kernel} here, {other} there")
 
 
-def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
+def test_results_are_deleted_in_the_object_cache_that_has_them(on):
     with MemoryFlame(executors=2, caches=2) as memory:
         put = threading.Event()
         memory.on_result = lambda key: put.set() if key in memory.caches[1].objects else None
@@ -368,7 +364,7 @@ def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
         assert memory.objects == {}
 
 
-def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
+def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on):
     """Flame has given it up, and leaves its processes alone."""
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
         with on(memory) as backend:
@@ -389,7 +385,7 @@ def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
         assert not any(lives(process) for process in left)
 
 
-def test_an_executor_does_not_outlive_its_executor_manager(tmp_path: Path) -> None:
+def test_an_executor_does_not_outlive_its_executor_manager(tmp_path):
     """Which starts it by way of uv, the leader of its process group."""
     collector = "from flame_rl.actor.remote import Collector; import time; each = Collector()"
     shell = f"'{sys.executable}' -c '{collector}; print(1, flush=True); time.sleep(600)' & wait"
@@ -441,9 +437,7 @@ def cluster(tmp_path: Path) -> Iterator[FlameNodes]:
 @pytest.mark.cluster
 @pytest.mark.nodes
 @pytest.mark.slow
-def test_nodes_join_and_are_lost_in_a_real_run(
-    cluster: FlameNodes, project: Path, local, tmp_path: Path
-) -> None:
+def test_nodes_join_and_are_lost_in_a_real_run(cluster, project, local, tmp_path):
     flags = (*PACE[:2], "--iterations", "40", *PACE[4:])
     process = start(project, tmp_path, cluster.environment, *flags)
     wait_until(lambda: rows(tmp_path) == 2 and len(cluster.bound()) == 4, 600)
@@ -464,8 +458,8 @@ def test_nodes_join_and_are_lost_in_a_real_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["away", "broken"])
 def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
-    fault: str, cluster: FlameNodes, project: Path, local, tmp_path: Path
-) -> None:
+    fault, cluster, project, local, tmp_path
+):
     cluster.start_node("gamma", broken=fault == "broken")
     wait_until(lambda: cluster.nodes().get("gamma") == "Ready")
     if fault == "away":
@@ -484,7 +478,7 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
 @pytest.mark.cluster
 @pytest.mark.nodes
 @pytest.mark.slow
-def test_wrong_clocks_of_nodes_change_nothing(project: Path, local, tmp_path: Path) -> None:
+def test_wrong_clocks_of_nodes_change_nothing(project, local, tmp_path):
     with FlameNodes(tmp_path / "cluster", cache_clock="-1h") as flame:
         flame.start_node("alpha", clock="-2h")
         flame.start_node("beta", clock="+1d")

@@ -1,7 +1,5 @@
 """What is shipped to a cluster, and what is not."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import subprocess

@@ -1,7 +1,5 @@
 """Which tasks are sent when, to workers of different speeds: simulated on a virtual clock."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter, deque
@@ -93,7 +91,7 @@ def uneven(seconds: float) -> Callable[[int], float]:
         ((*[1] * 16, 0.1, 0.1), 0.5, 400, 1.3),
     ],
 )
-def test_slow_workers_set_nobodys_pace(speeds, seconds, episodes, first) -> None:
+def test_slow_workers_set_nobodys_pace(speeds, seconds, episodes, first):
     """Next to what the sum of speeds allows; without, the first case takes 5.5 times as long."""
     cluster = Cluster(speeds, uneven(seconds))
     ideal = sum(map(uneven(seconds), range(episodes))) / sum(speeds)
@@ -105,7 +103,7 @@ def test_slow_workers_set_nobodys_pace(speeds, seconds, episodes, first) -> None
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
 @pytest.mark.parametrize("seconds", [0.02, 0.08, 0.5])
-def test_nothing_is_sent_twice_to_equal_workers(workers, seconds) -> None:
+def test_nothing_is_sent_twice_to_equal_workers(workers, seconds):
     cluster = Cluster([1.0] * workers, uneven(seconds))
     for iteration in range(5):
         sizes = cluster.sizes.split(400)
@@ -115,7 +113,7 @@ def test_nothing_is_sent_twice_to_equal_workers(workers, seconds) -> None:
             assert sizes[0] >= 0.8 * 400 / workers
 
 
-def test_a_worker_that_recovers_gets_as_much_as_the_others() -> None:
+def test_a_worker_that_recovers_gets_as_much_as_the_others():
     cluster = Cluster([1, 1, 0.1], uneven(0.08))
     before = cluster.sizes.split(100)[0]
     for _ in range(6):
@@ -127,7 +125,7 @@ def test_a_worker_that_recovers_gets_as_much_as_the_others() -> None:
     assert cluster.sizes.split(100)[0] >= 0.8 * before
 
 
-def test_a_late_task_is_sent_twice_from_its_end_and_the_first_answer_counts() -> None:
+def test_a_late_task_is_sent_twice_from_its_end_and_the_first_answer_counts():
     tasks = Tasks(request_for("CartPole-v1", range(10, 22)), [6, 6], workers=2, in_flight=4)
     quick, slow = tasks.next(0.0), tasks.next(0.0)
     assert tasks.next(0.0) is None
@@ -144,7 +142,7 @@ def test_a_late_task_is_sent_twice_from_its_end_and_the_first_answer_counts() ->
     assert tasks.paces == [1.0 / 6, 2.1 / 6]
 
 
-def test_an_episode_that_another_task_brings_is_not_asked_for_again() -> None:
+def test_an_episode_that_another_task_brings_is_not_asked_for_again():
     tasks = Tasks(request_for("CartPole-v1", range(8)), [4, 4], workers=2, in_flight=4)
     quick, slow = tasks.next(0.0), tasks.next(0.0)
     answered(tasks, quick, 1.0)
@@ -159,7 +157,7 @@ def test_an_episode_that_another_task_brings_is_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_episode_counts_once_whatever_fails(seed: int) -> None:
+def test_every_episode_counts_once_whatever_fails(seed):
     dice = random.Random(seed)
     episodes, workers = dice.randint(1, 40), dice.randint(1, 5)
     indices = sorted(dice.sample(range(100), episodes))
@@ -188,7 +186,7 @@ def lognormal(index: int) -> int:
 
 @pytest.mark.parametrize("length", [lognormal, lambda index: 10, lambda index: 1 + index])
 @pytest.mark.parametrize("seed", range(5))
-def test_steps_are_those_of_the_first_episodes_whatever_comes_first(length, seed: int) -> None:
+def test_steps_are_those_of_the_first_episodes_whatever_comes_first(length, seed):
     dice = random.Random(seed)
     steps, workers = dice.randint(1, 3000), dice.randint(1, 5)
     first = dice.randint(1, 200)
