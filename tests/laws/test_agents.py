@@ -1,7 +1,5 @@
 """Whole runs with several agents: what is learned, reported and refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -89,19 +87,13 @@ def test_agents_that_play_together_are_one_sample_of_an_evaluation():
     assert evaluation.reward_mean == pytest.approx(returns.mean())
 
 
-def train(folder: Path, *words: str, environment: dict[str, str] | None = None) -> Path:
-    folder.mkdir(exist_ok=True)
-    run_ok(*words, cwd=folder, environment=environment)
-    return folder / "run"
-
-
 SMALL = ("--iterations", "4", "--hidden-sizes", "8", "--checkpoint-every", "1", "--local")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, "--env", RELAY, *SMALL, "--workers", "0", "--output", "run")
+    run_ok("--env", RELAY, *SMALL, "--workers", "0", "--output", "run", cwd=folder)
     return folder
 
 

@@ -1,7 +1,5 @@
 """What cannot be done is said in a sentence, before it takes memory or changes a file."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -52,10 +50,7 @@ def run(tmp_path_factory):
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
         (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
-        (
-            ("--hidden-sizes", *["2"] * 32),
-            "a policy of 66 layers, activations among them; at most 64 can act",
-        ),
+        (("--hidden-sizes", *["2"] * 32), "a policy of 66 layers, activations among them; at"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags, words, tmp_path):
@@ -91,10 +86,6 @@ CONFIGURED = ("plot", "profile")
 ACTING = tuple(COMMANDS.keys() - {"plot"})
 
 
-def without_checkpoints(folder: Path) -> None:
-    shutil.rmtree(folder / "checkpoints")
-
-
 def of_another_version(folder: Path) -> None:
     config = folder / "config.json"
     config.write_text(config.read_text().replace('"gamma"', '"discount"'))
@@ -115,14 +106,14 @@ def a_pipe_for(name: str, folder: Path) -> None:
         (shutil.rmtree, COMMANDS, "No such file"),
         (lambda folder: (shutil.rmtree(folder), folder.mkdir()), COMMANDS, "broken holds no "),
         (lambda folder: (shutil.rmtree(folder), folder.touch()), COMMANDS, "broken"),
-        (without_checkpoints, ACTING, "broken holds no sound checkpoint"),
+        (
+            lambda folder: shutil.rmtree(folder / "checkpoints"),
+            ACTING,
+            "broken holds no sound checkpoint",
+        ),
         (of_another_version, ACTING, "not a checkpoint|no such field"),
         (of_another_version, CONFIGURED, "discount: there is no such field"),
-        (
-            partial(a_pipe_for, "config.json"),
-            CONFIGURED,
-            "not a regular file: 'broken/config.json'",
-        ),
+        (partial(a_pipe_for, "config.json"), CONFIGURED, "not a regular file: 'broken/conf"),
         (partial(a_pipe_for, "metrics.csv"), ("plot",), "not a regular file: 'broken/metrics.csv'"),
     ],
     ids=["missing", "empty", "a-file", "no-checkpoint", "version", "config", "pipe", "csv-pipe"],

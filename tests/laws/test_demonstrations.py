@@ -1,8 +1,6 @@
 """Runs with demonstrations: the same bytes wherever they collect, however often they stop, and
 from whatever kind of file; and no others once they have begun."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -109,8 +107,7 @@ def test_a_run_learns_from_no_other_demonstrations(files, wholes, tmp_path):
     done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
     assert done.returncode == 2 and "there is no such file" in done.stderr
     # Whoever only looks at the policy needs none.
-    done = run_here("evaluate", "run", "--local", "--workers", "0", "--episodes", "2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("evaluate", "run", "--local", "--workers", "0", "--episodes", "2", cwd=tmp_path)
     shutil.copy(files / name, own / name)
     done = run_ok("--resume", "run", "--iterations", "5", cwd=tmp_path)
     assert_same_run(tmp_path / "run", wholes(run))

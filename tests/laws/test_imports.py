@@ -1,7 +1,5 @@
 """The folders of the package: who may import whom, without a circle."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Whole runs with masks: nothing forbidden is ever done, and the best of what is allowed is
 learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What was learned is saved whatever happens to files, streams and signals around it."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools
@@ -27,7 +25,7 @@ from flame_rl.run import checkpoint
 from flame_rl.run.iteration import collect_iteration, learn_iteration
 from flame_rl.system.signals import end_if_stopped
 from tests.helpers import ROOT, clean_environment, run_here, run_ok, start_main
-from tests.runs import RUN, assert_same_run
+from tests.runs import RUN, assert_same_run, wait_until
 
 pytestmark = pytest.mark.faults
 EIGHT = (*RUN, "--iterations", "8", "--workers", "0", "--checkpoint-every", "2")
@@ -44,9 +42,6 @@ def eight(tmp_path_factory) -> Path:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (folder / "checkpoints").iterdir() if p.is_file()}
-
-
-# Rows
 
 
 def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
@@ -112,10 +107,7 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
 
 @pytest.mark.parametrize(
     ("stderr", "stdout"),
-    [
-        ("full", "closed pipe"),
-        pytest.param("closed", "full", marks=pytest.mark.slow),
-    ],
+    [("full", "closed pipe"), pytest.param("closed", "full", marks=pytest.mark.slow)],
 )
 def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
     ends = {"full": ">/dev/full", "closed": ">&-", "closed pipe": "| true; exit ${PIPESTATUS[0]}"}
@@ -136,10 +128,7 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     process = start_main(*arguments, cwd=tmp_path, stdout=writer, stderr=writer)
     os.close(writer)
     metrics = tmp_path / "run" / "metrics.csv"
-    limit = time.monotonic() + 600
-    while not (metrics.exists() and metrics.stat().st_size > 2000):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000)
     os.close(reader)
     process.send_signal(signal.SIGHUP)
     assert process.wait(600) == 129
@@ -221,8 +210,7 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, mon
     """The update is undone, and the run that goes on is the run that never stopped."""
     flags = ("--env", "cartpole", "--algorithm", "ppo", "--episodes-per-iter", "8")
     flags = (*flags, "--workers", "0", "--iterations", "4")
-    whole = run_here(*flags, "--output", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    run_ok(*flags, "--output", "whole", cwd=tmp_path)
     count = 0
 
     def counted():
@@ -257,8 +245,8 @@ def test_a_users_files_among_the_checkpoints_are_left_alone(eight, tmp_path):
     flags = ("--iterations", "9", "--keep-checkpoints", "1")
     run_ok("--resume", "run", *flags, cwd=tmp_path)
     assert all((folder / name).exists() for name in copies)
-    again = run_here("--resume", "run", "--iterations", "10", cwd=tmp_path)
-    assert again.returncode == 0 and "Going on after iteration 8" in again.stdout
+    again = run_ok("--resume", "run", "--iterations", "10", cwd=tmp_path)
+    assert "Going on after iteration 8" in again.stdout
 
 
 @pytest.mark.parametrize(("algorithm", "moment"), [("reinforce", 1), ("dqn", 4)])
@@ -278,10 +266,8 @@ def test_a_run_folder_that_is_renamed_stays_in_one_place(algorithm, moment, tmp_
         done = run_here(*flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 1 and not run.exists()
     assert f"{run} is gone" in done.stderr and "--resume" in done.stderr
-    whole = run_here(*flags, "--output", "run", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    again = run_here("--resume", "moved", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    run_ok(*flags, "--output", "run", cwd=tmp_path)
+    run_ok("--resume", "moved", cwd=tmp_path)
     assert_same_run(moved, run)
 
 
@@ -301,8 +287,7 @@ def test_an_environment_that_changes_the_folder_moves_no_file(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     environment = {"FAULT_KIND": "chdir", "FAULT_SEED": "any", "FAULT_FOLDER": str(elsewhere)}
-    done = run_here(*EIGHT, "--output", "run", "--plot", cwd=tmp_path, environment=environment)
-    assert done.returncode == 0, done.stderr
+    run_ok(*EIGHT, "--output", "run", "--plot", cwd=tmp_path, environment=environment)
     assert not list(elsewhere.iterdir())
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names >= {"checkpoints", "metrics.csv", "weights.safetensors", "curves.png"}

@@ -1,7 +1,5 @@
 """A run that was killed and taken up again is, to the byte, the run that never stopped."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -22,7 +20,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
-from tests.helpers import environment_id, run_here, run_ok, spec_of, start_main
+from tests.helpers import environment_id, run_here, run_ok, spec_of, start_main, table
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
@@ -114,19 +112,16 @@ def test_killed_and_resumed_is_the_run_that_never_stopped(whole, tmp_path):
         assert (tmp_path / "run" / "config.json").read_bytes() == before
 
     assert kill_and_go_on(tmp_path, [8], before_kill=refused) == 1
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--resume", "run", cwd=tmp_path)
     assert_same_run(tmp_path / "run", whole)
 
 
 def test_killed_while_it_collected_ahead(tmp_path):
     flags = (*WHOLE, "--algorithm", "ppo", "--overlap", "True")
     (tmp_path / "whole").mkdir()
-    done = run_here(*flags, "--workers", "1", "--output", "run", cwd=tmp_path / "whole")
-    assert done.returncode == 0, done.stderr
+    run_ok(*flags, "--workers", "1", "--output", "run", cwd=tmp_path / "whole")
     assert kill_and_go_on(tmp_path, [6], flags=flags) == 1
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok("--resume", "run", cwd=tmp_path)
     assert_same_run(tmp_path / "run", tmp_path / "whole" / "run")
 
 
@@ -137,8 +132,7 @@ def test_killed_at_thirty_random_moments(seed, whole, tmp_path):
     random = np.random.default_rng(seed)
     moments = [random.uniform(0.1, 4.0), *random.uniform(2.5, 6.0, 2).tolist()]
     assert kill_and_go_on(tmp_path, moments, workers=int(random.integers(1, 4))) >= 2
-    done = run_here(*begin_or_resume(tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_ok(*begin_or_resume(tmp_path), cwd=tmp_path)
     assert_same_run(tmp_path / "run", whole)
 
 
@@ -152,13 +146,16 @@ NO_RESULT = (
 
 @pytest.mark.parametrize("flags", [(), NO_RESULT], ids=["none", "many"])
 def test_flags_that_change_no_result_are_taken_and_none_is_needed(flags, killed, whole, tmp_path):
-    done = run_here("--resume", "run", *flags, cwd=tmp_path)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    done = run_ok("--resume", "run", *flags, cwd=tmp_path)
+    assert done.stderr == ""
     assert "Going on after iteration 7" in done.stdout
     assert f"Episodes: {ITERATIONS * 12} " in done.stdout
     assert_same_run(killed, whole)
     output = TrainConfig.from_json((killed / "config.json").read_text()).output
     assert output.checkpoint_every == (7 if flags == NO_RESULT else 4)
+
+
+PPO = TrainConfig(env=environment_id("Poisoned"), algorithm="ppo").to_json()
 
 
 def contents(run: Path) -> dict[Path, bytes]:
@@ -216,18 +213,13 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
     assert not differences(saved, saved.changed(**more))
 
 
-def of_another(algorithm: str) -> bytes:
-    config = TrainConfig(env=environment_id("Poisoned"), algorithm=algorithm)
-    return config.to_json().encode()
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"seed": 8}, "not that of the run's checkpoint: --seed 7 in the run, 8 now"),
         ({"learning_rate": 0.5}, "not that of the run's checkpoint: --learning-rate 0.01"),
         ({"gamma": "much"}, "config.json"),
-        (of_another("ppo"), "--algorithm reinforce in the run, ppo now"),
+        (PPO.encode(), "--algorithm reinforce in the run, ppo now"),
         (b"\x80\xff\x00", "config.json"),
         (b'{"env": null}', "config.json"),
         (b"[" * 100_000, "config.json"),
@@ -257,8 +249,7 @@ def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
 def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
     arguments = (*RUN, "--learning-rate-decay", "True", "--iterations", "2", "--output", "run")
     run_ok(*arguments, cwd=tmp_path)
-    done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
-    assert done.returncode == 0
+    done = run_ok("--resume", "run", "--iterations", "3", cwd=tmp_path)
     assert "with another end of the run, the learning rates" in done.stderr
 
 
@@ -270,15 +261,6 @@ def test_a_folder_that_holds_no_run(tmp_path):
         assert done.returncode == 2
         assert f"error: --resume: {name} holds no run" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
-
-
-def assert_timing_is_complete(run: Path) -> None:
-    rows = (run / "timing.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[0] for row in rows] == [str(i) for i in range(ITERATIONS)]
-
-
-def no_checkpoints(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
 
 
 def torn_rows(run: Path) -> None:
@@ -307,7 +289,10 @@ def all_but_the_best(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "warnings"),
     [
-        (no_checkpoints, ["no checkpoint: the run begins at the beginning"]),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            ["no checkpoint: the run begins at the beginning"],
+        ),
         (torn_rows, []),
         (missing_rows, []),
         (flipped, ["00000008.ckpt"]),
@@ -320,8 +305,7 @@ def test_what_is_damaged_or_missing_is_named_and_computed_again(
     timing = (killed / "timing.csv").read_bytes().splitlines()[:9]
     best = checkpoint.read_checkpoint(killed / "checkpoints" / checkpoint.BEST_NAME)
     damage(killed)
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0
+    done = run_ok("--resume", "run", cwd=tmp_path)
     for line, words in zip(done.stderr.splitlines(), warnings, strict=True):
         assert words in line
         if damage in (flipped, all_but_the_best):
@@ -329,7 +313,7 @@ def test_what_is_damaged_or_missing_is_named_and_computed_again(
             assert f"the checkpoint of iteration {used} is used" in line
             assert f"Going on after iteration {used}\n" in done.stdout
     assert_same_run(killed, whole)
-    assert_timing_is_complete(killed)
+    assert [int(row["iteration"]) for row in table(killed / "timing.csv")] == [*range(ITERATIONS)]
     if damage is missing_rows:
         assert (killed / "timing.csv").read_bytes().splitlines()[:7] == timing[:7]
 
@@ -337,8 +321,7 @@ def test_what_is_damaged_or_missing_is_named_and_computed_again(
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_checkpoint_that_is_named_is_used(inside, killed, whole, tmp_path):
     folder, path = (killed / "checkpoints", ".") if inside else (tmp_path, "run/checkpoints")
-    done = run_here("--resume", f"{path}/00000004.ckpt", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", f"{path}/00000004.ckpt", cwd=folder)
     assert done.stderr == "" and "Going on after iteration 3" in done.stdout
     assert_same_run(killed, whole)
 
@@ -384,8 +367,7 @@ def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     now = checkpoint.library_versions()
     monkeypatch.setattr(transfer, "library_versions", lambda: now | {"numpy": "1.0"})
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0
+    done = run_ok("--resume", "run", cwd=tmp_path)
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
@@ -424,11 +406,10 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
     run = ("--env", "cartpole", "--episodes-per-iter", "5", "--workers", "0", "--local")
     run += ("--evaluate-every", "2", "--evaluate-episodes", "3", "--learning-rate-decay", "False")
     for folder, iterations in (("whole", "6"), ("run", "3")):
-        done = run_here(*run, "--iterations", iterations, "--output", folder, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        run_ok(*run, "--iterations", iterations, "--output", folder, cwd=tmp_path)
     short = (tmp_path / "run" / "evaluations.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in short[1:]] == ["1", "2"]
-    done = run_ok("--resume", "run", "--iterations", "6", cwd=tmp_path)
+    run_ok("--resume", "run", "--iterations", "6", cwd=tmp_path)
     for name in ("evaluations.csv", "metrics.csv"):
         ours, whole = ((tmp_path / folder / name).read_bytes() for folder in ("run", "whole"))
         assert ours == whole

@@ -1,8 +1,5 @@
 """--track: what trackers get, with each of them where it is installed, and with a stand-in."""
 
-from __future__ import annotations
-
-import csv
 import json
 import sqlite3
 import sys
@@ -11,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import trackers
-from tests.helpers import environment_id, run_here, run_main
+from tests.helpers import environment_id, run_here, run_main, run_ok, table
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "60", "--iterations", "3"),
@@ -69,32 +66,32 @@ def stand_in(tmp_path, monkeypatch):
     sys.modules.pop("wandb", None)
 
 
-def metrics(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_tracker_gets_settings_metrics_and_evaluations_and_the_same_run_again(stand_in, tmp_path):
     environment = {"TOLD": str(stand_in)}
-    done = run_here(*RUN, "--track", "wandb", cwd=tmp_path, environment=environment)
-    assert done.returncode == 0 and not done.stderr
+    done = run_ok(*RUN, "--track", "wandb", cwd=tmp_path, environment=environment)
+    assert not done.stderr
     told = [json.loads(line) for line in stand_in.read_text().splitlines()]
     (_, options), *_ = told
     assert options["config"]["algorithm"] == "ppo" and options["config"]["hidden_sizes"] == "64 64"
     assert options["name"] == "run" and options["project"] == "flame-rl"
     logs = [what[1] for what in told if what[0] == "log"]
-    rows = metrics(tmp_path / "run")
+    rows = table(tmp_path / "run" / "metrics.csv")
     assert [log["reward/mean"] for log in logs] == [float(row["reward_mean"]) for row in rows]
     assert [log["env_steps"] for log in logs] == [int(row["env_steps"]) for row in rows]
     assert ["evaluation/reward_mean" in log for log in logs] == [False, True, True]
     assert told[-1] == ["finish"]
-    more = run_here(
-        *("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=environment
-    )
-    assert more.returncode == 0
+    run_ok(*("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=environment)
     told = [json.loads(line) for line in stand_in.read_text().splitlines()]
     again = [what[1]["id"] for what in told if what[0] == "init"]
     assert len(again) == 2 and again[0] == again[1]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    """The folder of the run without a tracker."""
+    folder = tmp_path_factory.mktemp("plain")
+    run_ok(*RUN, cwd=folder)
+    return folder / "run"
 
 
 RAISES, EXITS = "RuntimeError: no route to the tracker", "SystemExit: 0"
@@ -113,11 +110,9 @@ BLOCKS = "TimeoutError: wandb does not answer; the run no longer waits for it"
         ("blocks finish", f"TrackReporter: {BLOCKS}"),
     ],
 )
-def test_a_tracker_that_fails_costs_no_run(fails, warning, stand_in, tmp_path, monkeypatch):
+def test_a_tracker_that_fails_costs_no_run(fails, warning, plain, stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers, "_LOG_SECONDS", 0.2)
     monkeypatch.setattr(trackers, "_START_SECONDS", 0.2)
-    plain = run_here(*RUN[:-1], "plain", cwd=tmp_path)
-    assert plain.returncode == 0
     done = run_here(
         *(*RUN, "--track", "wandb"),
         cwd=tmp_path,
@@ -127,7 +122,7 @@ def test_a_tracker_that_fails_costs_no_run(fails, warning, stand_in, tmp_path, m
     assert done.returncode == 0
     assert done.stderr == f"warning: {warning}\n"
     for name in ("metrics.csv", "evaluations.csv"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+        assert (tmp_path / "run" / name).read_bytes() == (plain / name).read_bytes()
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
@@ -147,16 +142,16 @@ def test_a_tracker_gets_the_films_of_its_run(stand_in, tmp_path):
     environment = {"TOLD": str(stand_in)}
     assert run_here(*DRAWN, "--track", "wandb", cwd=tmp_path, environment=environment).stderr == ""
     film = ("watch", "run", "--video", "film.gif")
-    watched = run_here(*film, cwd=tmp_path, environment=environment)
-    assert watched.returncode == 0 and watched.stderr == ""
+    watched = run_ok(*film, cwd=tmp_path, environment=environment)
+    assert watched.stderr == ""
     assert watched.stdout.splitlines()[-1] == "Film: film.gif, which wandb has, too"
     told = [json.loads(line) for line in stand_in.read_text().splitlines()]
     first, again = (what[1] for what in told if what[0] == "init")
     assert first["id"] == again["id"] and first["name"] == again["name"] == "run"
     assert told[-2] == ["log", {"film": f"video {tmp_path / 'film.gif'}"}]
     assert told[-1] == ["finish"]
-    failed = run_here(*film, cwd=tmp_path, environment=environment | {"FAILS": "raises log"})
-    assert failed.returncode == 0 and (tmp_path / "film.gif").exists()
+    failed = run_ok(*film, cwd=tmp_path, environment=environment | {"FAILS": "raises log"})
+    assert (tmp_path / "film.gif").exists()
     assert failed.stderr == f"warning: wandb has not got the film: {RAISES}\n"
 
 
@@ -175,7 +170,7 @@ def test_each_tracker_offline(name, tmp_path):
     assert done.returncode == 0 and "TrackReporter" not in done.stderr, done.stderr
     more = run_main(*("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=variables)
     assert more.returncode == 0 and "TrackReporter" not in more.stderr, more.stderr
-    last = float(metrics(tmp_path / "run")[-1]["reward_mean"])
+    last = float(table(tmp_path / "run" / "metrics.csv")[-1]["reward_mean"])
     assert READ[name](tmp_path) == pytest.approx(last)
 
 
@@ -209,7 +204,7 @@ def _in_wandb(folder: Path) -> float:
     """The last row's, if it is somewhere in the file, which has a form of its own."""
     files = sorted(folder.glob("run/wandb/offline-run-*/*.wandb"))
     assert len({file.name for file in files}) == 1 and len(files) == 2
-    last = metrics(folder / "run")[-1]["reward_mean"]
+    last = table(folder / "run" / "metrics.csv")[-1]["reward_mean"]
     assert b"reward/mean" in files[-1].read_bytes()
     return float(last) if last.encode() in files[-1].read_bytes() else float("nan")
 

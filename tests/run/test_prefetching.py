@@ -1,7 +1,5 @@
 """Collecting while learning: which policy collects, the same bytes everywhere, and corrections."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -17,7 +15,6 @@ from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
 from flame_rl.run.iteration import EitherEvent, PrefetchingBackend, make_request
 from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import UsageError
 from tests.learners import make_config
 
 ALGORITHMS = ["a2c", "ppo"]
@@ -32,19 +29,6 @@ def config_of(algorithm: str, workers: int, **options) -> TrainConfig:
 
 def rows(results) -> list:
     return [(r.weights_digest, r.reward_mean, r.losses, r.evaluation) for r in results]
-
-
-@pytest.mark.parametrize(("algorithm", "numbers"), [("a2c", (0, 1)), ("ppo", (0, 2, 2))])
-def test_every_backend_and_every_repetition_gives_the_same(algorithm, numbers):
-    runs = []
-    for workers in numbers:
-        with Trainer(config_of(algorithm, workers, evaluate_every=2)) as trainer:
-            runs.append(rows(trainer))
-    assert all(run == runs[0] for run in runs)
-    with Trainer(config_of(algorithm, 0, evaluate_every=2, overlap=False)) as trainer:
-        plain = rows(trainer)
-    # The first two iterations are collected by the first policy, only the first by both.
-    assert plain[0][1] == runs[0][0][1] and plain[1][1] != runs[0][1][1]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -200,8 +184,3 @@ def test_a_run_that_ends_early_ends_what_was_begun():
     began = time.perf_counter()
     trainer.close()
     assert time.perf_counter() - began < 50
-
-
-def test_reinforce_has_no_correction_and_no_such_flag():
-    with pytest.raises(UsageError, match="overlap"):
-        TrainConfig(algorithm="reinforce", overlap=True)

@@ -1,7 +1,5 @@
 """The Python API: the same training as the command line's, and nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -65,9 +63,6 @@ def set_after(seconds: float, event: threading.Event) -> Iterator[None]:
 
 def digests(trainer: Trainer) -> list[str]:
     return [result.weights_digest for result in trainer]
-
-
-# What importing costs
 
 
 def test_importing_is_light(tmp_path):
@@ -231,7 +226,7 @@ def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
     options |= {"noise_process": "ornstein-uhlenbeck", "noise": 0.01, "noise_theta": 0.15}
     with make("Pendulum-v1", algorithm="ddpg", **options) as trainer:
         plain = trainer.compute_action(observation)
-        actions = [trainer.compute_action(observation, explore=True) for _ in range(8_000)]
+        actions = [trainer.compute_action(observation, explore=True) for _ in range(2_500)]
     noise = (np.array(actions) - plain)[:, 0] / 2  # in the units of the action's bounds, -2 and 2
     assert np.std(noise) == pytest.approx(0.01 / np.sqrt(1 - 0.85**2), rel=0.05)
     for lag in (1, 4):
@@ -264,26 +259,6 @@ def test_actions_for_spaces_of_other_kinds():
 def test_what_is_no_observation_is_refused(wrong):
     with make() as trainer, pytest.raises(ValueError, match="observation: "):
         trainer.compute_action(wrong)
-
-
-# Saving
-
-
-@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
-def test_saved_and_loaded_it_goes_on_as_if_it_had_never_stopped(algorithm, tmp_path):
-    options = {"algorithm": algorithm, "steps_per_iter": 200}
-    with make(**options) as trainer:
-        expected = digests(trainer)
-        final = trainer.evaluate(5)
-    with make(**options) as trainer:
-        trainer.train()
-        trainer.train()
-        trainer.save(tmp_path / "new" / "half.ckpt")
-        halfway = trainer.evaluate(5)
-    with Trainer.load(tmp_path / "new" / "half.ckpt", workers=1) as trainer:
-        assert trainer.totals.iterations == 2 and trainer.evaluate(5) == halfway
-        assert digests(trainer) == expected[2:]
-        assert trainer.evaluate(5) == final
 
 
 def test_what_cannot_be_loaded(tmp_path):
@@ -478,7 +453,7 @@ def test_in_threads_they_train_as_if_alone():
     def train(pay: float) -> list[object]:
         options = {"algorithm": "ppo", "shared_torso": True, "seed": int(pay)}
         made = []
-        for _ in range(6):
+        for _ in range(3):
             with make(lambda: Corridor(pay), iterations=2, **options) as trainer:
                 made.append([(each.weights_digest, each.reward_max) for each in trainer])
         return made
