@@ -1,7 +1,5 @@
 """Episodes as an oracle plays them: one environment, one step, one agent and one row at a time."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces

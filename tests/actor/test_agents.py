@@ -1,8 +1,6 @@
 """Several agents in one environment: collected against a plain loop over PettingZoo, and what is
 refused."""
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import sys
@@ -23,7 +21,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import recorded_columns
-from flame_rl.wire.messages import CollectFailure, Environment, Layer
+from flame_rl.wire.messages import CollectFailure, Environment
 from flame_rl.wire.packing import WireError
 from tests.actor.oracle import assert_played_plainly
 from tests.agents import ragged_v0, relay_v0, turns_v0
@@ -78,26 +76,6 @@ def test_equals_the_environment_one_step_at_a_time(env_id, limit):
     episodes = collect_episodes(snapshot, asked, simulator)
     assert_played_plainly(episodes, indices, parallel(env_id), snapshot, asked)
     simulator.close()
-
-
-@pytest.mark.parametrize("memory", [False, True])
-def test_neighbours_order_and_history_change_no_bit(memory):
-    simulator, snapshot, request = game(RAGGED)
-    if memory:
-        rng = np.random.default_rng(0)
-        # As wide as the observation.
-        arrays = {
-            f"{source}_{name}": rng.standard_normal(shape).astype(np.float32)
-            for source in ("input", "state")
-            for name, shape in (("weight", (3, 3, 3)), ("bias", (3, 3)))
-        }
-        snapshot = replace(snapshot, layers=(Layer("gru", arrays), *snapshot.layers))
-    together = list(collect_episodes(snapshot, request(range(40)), simulator))
-    other, *_ = game(RAGGED)
-    for part in ([39], [3, 4], list(range(25, 0, -1)), list(range(39, -1, -1))):
-        again = collect_episodes(snapshot, request(part), other)
-        expected = [together[3 * i + agent] for i in part for agent in range(3)]
-        assert_same_episodes(again, expected)
 
 
 def test_whoever_ends_early_has_no_more_steps_and_a_time_limit_is_no_end():

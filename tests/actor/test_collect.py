@@ -1,7 +1,5 @@
 """Collection against a plain loop over Gymnasium, and what misbehaving simulators lead to."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from tests.actor.oracle import Alone, assert_played_plainly
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
+    collect,
     columns_of,
     described,
     environment_id,
@@ -32,16 +31,6 @@ from tests.helpers import (
 
 # Those whose actions are of one Box or Discrete.
 SINGLE_HEADS = [kind for kind in HEADS if kind != "factored"]
-
-
-def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
-    limit = options.get("max_episode_steps")
-    snapshot = snapshot or snapshot_for(described(env_id, limit))
-    simulator = plain(env_id, limit)
-    try:
-        return collect_episodes(snapshot, request_for(env_id, indices, **options), simulator)
-    finally:
-        simulator.close()
 
 
 @pytest.mark.parametrize(
@@ -281,11 +270,7 @@ def test_environments_that_cannot_be_used(env_id, words):
     [
         ("LunarLander-v3", "Box2D", "`uv run --group box2d main.py …`"),
         ("ALE/Pong-v5", "ale_py", "`uv run --group atari main.py --env ale_py:ALE/Pong-v5 …`"),
-        (
-            "MinAtar/Breakout-v1",
-            "minatar",
-            "`uv run --group minatar main.py --env minatar.gym:MinAtar/Breakout-v1 …`",
-        ),
+        ("MinAtar/Breakout-v1", "minatar", "`uv run --group minatar main.py --env minatar.gym"),
         ("ale_py:ALE/Pong-v5", "ale_py", "`uv run --group atari main.py …`"),
         ("needy_env:Mine-v0", "minatar", "`uv run --group minatar main.py …`"),
         ("needy_env:Mine-v0", "no_such_engine", "`uv add PACKAGE`"),

@@ -1,7 +1,5 @@
 """Observations of several inputs, from the environment to the learner's store: key by key."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest
@@ -109,9 +107,6 @@ def test_a_part_that_cannot_be_learned_from_may_be_left_out():
     ):
         PlainSimulator(Environment(env_id))
     PlainSimulator(Environment(env_id, observe=("a",)))
-
-
-# Observations of one byte, such as pictures, keep that type
 
 
 @pytest.mark.parametrize("name", ["Catch", "BooleanCatch"])

@@ -1,7 +1,5 @@
 """Masks as environments return them: found, read, checked, recorded, and obeyed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import gymnasium
@@ -32,11 +30,7 @@ ALLOWED = [
     (spaces.Discrete(1), 1, [1]),
     (spaces.MultiDiscrete([2, 3]), (np.array([0, 1]), np.array([1, 1, 0])), [0, 1, 1, 1, 0]),
     (spaces.MultiDiscrete([2, 3]), np.array([0, 1, 1, 1, 0]), [0, 1, 1, 1, 0]),
-    (
-        spaces.MultiDiscrete([[2, 1], [1, 2]]),
-        (((0, 1), (1,)), ((1,), (1, 0))),
-        [0, 1, 1, 1, 1, 0],
-    ),
+    (spaces.MultiDiscrete([[2, 1], [1, 2]]), (((0, 1), (1,)), ((1,), (1, 0))), [0, 1, 1, 1, 1, 0]),
     (spaces.MultiBinary(3), np.array([0, 1, 2], np.int8), [1, 0, 0, 1, 1, 1]),
     (spaces.MultiBinary((1, 2)), np.array([[2, 0]], np.int8), [1, 1, 1, 0]),
     (spaces.MultiBinary(2), np.array([0, 1, 1, 1]), [0, 1, 1, 1]),

@@ -1,7 +1,5 @@
 """Environments whose episodes differ for the same seed and actions are found at a run's start."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -104,14 +102,6 @@ REWARDS = {
 }
 
 
-def normalized_reward():
-    return NormalizeReward(Wandering())
-
-
-def normalized_observation():
-    return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
-
-
 class Identified(Base):
     """Observes a number that float32 does not hold beside one that it does."""
 
@@ -155,8 +145,12 @@ KINDS = [Identified, Clock, ClockBeside, Counter, Shared, Born, Global, SeededAl
 KINDS += [type(name, (Base,), {"horizon": 3, "reward": f}) for name, f in REWARDS.items()]
 for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
-gymnasium.register("NormalizedReward-v0", normalized_reward, max_episode_steps=100)
-gymnasium.register("NormalizedObservation-v0", normalized_observation)
+NORMALIZED = {
+    "Reward": lambda: NormalizeReward(Wandering()),
+    "Observation": lambda: gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1),
+}
+for name, make in NORMALIZED.items():
+    gymnasium.register(f"Normalized{name}-v0", make, max_episode_steps=100)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +159,7 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ("Counter", "observations differ from reset on in a second", "Counter has state that surv"),
         ("Shared", "observations differ from reset on in a second", "or its objects share state"),
         ("Unseeded", "rewards differ from step 1 on", "Unseeded draws random numbers that reset("),
-        (
-            "Born",
-            "in another object",
-            "the constructor of Born draws random numbers, from np.random",
-        ),
+        ("Born", "in another object", "the constructor of Born draws random numbers, from np."),
         ("Global", "rewards differ from step 1 on in another", "draws from random, which all env"),
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
         ("NormalizedReward", "rewards differ from step", "NormalizeReward or Wandering has state"),

@@ -1,13 +1,14 @@
 """The fast simulators against Gymnasium itself, to the bit, and when they are not taken."""
 
-from __future__ import annotations
-
 import importlib.metadata
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 
 import gymnasium
+import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco import hopper_v5
@@ -17,9 +18,7 @@ from flame_rl.actor.simulators import cartpole, choose, mujoco_fast
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import Environment
-from tests.helpers import (
-    environment_id,
-)
+from tests.helpers import environment_id
 
 OTHER = replace(mujoco_fast.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
 # The parts of each reward that Gymnasium names, in some order.
@@ -229,3 +228,74 @@ def test_a_process_holds_as_many_environments_as_memory_allows(megabytes, slots,
 def test_a_fast_simulator_has_no_environments():
     _, spec = describe(Environment("CartPole-v1"))
     assert spec.slots is None
+
+
+# Plays an environment of Gymnasium's, one of this package's, and one of Gymnasium's again, with
+# MuJoCo's clock as it is at first or with another; prints whether the bits are the same, then the
+# seconds that MuJoCo has counted in each.
+PLAY = """
+import gymnasium, mujoco, threading
+import numpy as np
+from flame_rl.backends.local import InlineBackend
+from flame_rl.wire.messages import Environment
+
+def play(env):
+    seen = [env.reset(seed=1)[0]]
+    rng = np.random.default_rng(2)
+    seen += [env.step(rng.uniform(-1, 1, 3).astype(np.float32))[0] for _ in range(200)]
+    return np.array(seen).tobytes(), sum(timer.duration for timer in env.unwrapped.data.timer)
+
+{own}
+before, counted_before = play(gymnasium.make("Hopper-v5"))
+backend = InlineBackend(threading.Event())
+backend.describe(Environment("Hopper-v5", simulator="plain"))
+during, counted_during = play(backend._simulator.first)
+backend.close()
+after, counted_after = play(gymnasium.make("Hopper-v5"))
+print(before == during == after, counted_before, counted_during, counted_after)
+"""
+OWN = "mujoco.set_mjcb_time(lambda times=iter(range(10**9)): next(times))"
+
+
+@pytest.mark.skipif(mujoco.__version__ < "4", reason="each MjData installs a clock")
+@pytest.mark.parametrize(("own", "stops"), [("", True), (OWN, False)])
+def test_mujoco_reads_no_clock_but_the_users(own, stops):
+    same_bits, before, during, after = run(PLAY.format(own=own)).split()
+    assert same_bits == "True"
+    assert float(before) > 0 and (float(during) == 0) == stops
+    assert float(after) > 0
+
+
+# Makes an environment without MuJoCo, and tries one with it; prints the error.
+NO_RENDERER = """
+import sys
+from flame_rl.actor.environments.making import make_environment
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.wire.messages import Environment
+
+make_environment(Environment("tests.environments:ShortPole-v0"))
+assert "mujoco" not in sys.modules
+try:
+    make_environment(Environment("Hopper-v5"))
+except SimulatorError as error:
+    print(error, repr(error.cause))
+"""
+
+
+def test_a_missing_renderer_concerns_mujoco_alone():
+    printed = run(NO_RENDERER, MUJOCO_GL="no_such")
+    assert "MUJOCO_GL" in printed and "no_such" in printed and "disabled" in printed
+    assert printed.endswith("''\n")  # the sentence says it all, without a traceback
+
+
+def test_what_a_site_hook_prints_concerns_glfw_alone(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hello there')")
+    printed = run(NO_RENDERER, PYTHONPATH=f"{tmp_path}:.")
+    assert "glfw" in printed and "sitecustomize" in printed and printed.endswith("''\n")
+
+
+def run(program: str, **variables: str) -> str:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

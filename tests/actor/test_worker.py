@@ -1,7 +1,5 @@
 """The supervised child: it may die, hang and chatter; its supervisor only ever returns values."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -29,6 +27,7 @@ from tests.helpers import (
     random_snapshot,
     request_for,
 )
+from tests.runs import wait_until
 
 SNAPSHOT, POLES = random_snapshot(1, 2, False), random_snapshot(4, 2, False)
 
@@ -131,10 +130,7 @@ def test_close_in_the_middle_of_a_call_ends_the_child(tmp_path, monkeypatch):
     request = request_for(environment_id("HangFault"))
     thread = threading.Thread(target=lambda: answers.append(collect(worker, request)))
     thread.start()
-    limit = time.monotonic() + 600
-    while not hangs.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_until(hangs.exists)
     child = psutil.Process(worker.pid)
     worker.close()
     thread.join(600)
@@ -183,10 +179,7 @@ os.kill(os.getpid(), 9)
     log = tmp_path / "log"
     environment = os.environ | {"SERVER_LOG": str(log)}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment)
-    limit = time.monotonic() + 600
-    while log.read_text().count("closed") < log.read_text().count("made"):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_until(lambda: log.read_text().count("closed") == log.read_text().count("made"))
     assert "made" in log.read_text()
 
 
@@ -208,13 +201,11 @@ def test_a_child_that_dies_is_noticed_though_its_own_child_holds_the_pipe(worker
         failure = collect(worker, request_for(env_id, [0]), random_snapshot(1, 2, False))
     assert failure.kind == "crash" and time.monotonic() - began < 200
     forked = int((tmp_path / "pid").read_text())
-    limit = time.monotonic() + 50
-    while psutil.pid_exists(forked) and time.monotonic() < limit:
-        if psutil.Process(forked).status() == psutil.STATUS_ZOMBIE:
-            break
-        time.sleep(0.1)
-    else:
-        assert not psutil.pid_exists(forked)
+    wait_until(
+        lambda: (
+            not psutil.pid_exists(forked) or psutil.Process(forked).status() == psutil.STATUS_ZOMBIE
+        )
+    )
 
 
 def test_a_child_that_dies_before_it_plays_is_told_apart(worker):
@@ -240,7 +231,7 @@ def share(team: Team, request: CollectRequest, workers: int, withdrawn=lambda: F
     return codec.decode_result(team.collect(*encoded, limits, withdrawn), request)
 
 
-def test_it_gives_what_one_worker_does_whatever_their_number(team: Team) -> None:
+def test_it_gives_what_one_worker_does_whatever_their_number(team):
     # Enough that each of them takes some before the others have played all.
     for workers, episodes in ((1, 5), (2, 23), (3, 200)):
         request = request_for("CartPole-v1", range(3, 3 + episodes))
@@ -257,14 +248,14 @@ def test_it_gives_what_one_worker_does_whatever_their_number(team: Team) -> None
     assert psutil.wait_procs(children, timeout=SOON)[1] == []
 
 
-def test_they_play_at_the_same_time(team: Team) -> None:
+def test_they_play_at_the_same_time(team):
     share(team, request_for(environment_id("Slow"), range(3)), 3)
     began = time.monotonic()
     share(team, request_for(environment_id("Slow"), range(30)), 3)
     assert time.monotonic() - began < 4  # one after another 6 s
 
 
-def test_a_failure_of_one_ends_the_task_with_its_cause(team: Team) -> None:
+def test_a_failure_of_one_ends_the_task_with_its_cause(team):
     failure = share(team, request_for(environment_id("KillFault"), range(8)), 2)
     assert failure.kind == "crash"
     request = request_for("CartPole-v1", range(8))
@@ -272,7 +263,7 @@ def test_a_failure_of_one_ends_the_task_with_its_cause(team: Team) -> None:
     assert_same_episodes(share(team, request, 2), expected)
 
 
-def test_a_task_is_withdrawn_from_all(team: Team) -> None:
+def test_a_task_is_withdrawn_from_all(team):
     began = time.monotonic()
     request = request_for(environment_id("Slow"), range(2000))
     failure = share(team, request, 2, lambda: time.monotonic() - began > 1)

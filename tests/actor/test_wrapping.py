@@ -1,7 +1,5 @@
 """Arguments of an environment's constructor, wrappers, and modules that register environments."""
 
-from __future__ import annotations
-
 import os
 from typing import ClassVar
 
@@ -102,27 +100,12 @@ def test_wrappers_are_applied_in_their_order(names, reward):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (
-            {"env_kwargs": ("speed=2",)},
-            r"Tunable-v0 cannot be made: TypeError: .*unexpected keyword argument 'speed'",
-        ),
-        (
-            {"wrapper": ("nowhere:Small",)},
-            "--wrapper: module 'nowhere' cannot be imported: Mod.*PYTHONPATH",
-        ),
-        (
-            {"wrapper": (f"{HERE}:Small",)},
-            f"--wrapper: module '{HERE}' has no class or function 'Small'",
-        ),
-        (
-            {"wrapper": (f"{HERE}:broken",)},
-            f"--wrapper: {HERE}:broken raised OSError: no such port; it",
-        ),
+        ({"env_kwargs": ("speed=2",)}, r"cannot be made: TypeError: .* argument 'speed'"),
+        ({"wrapper": ("nowhere:Small",)}, "--wrapper: module 'nowhere' cannot.*PYTHONPATH"),
+        ({"wrapper": (f"{HERE}:Small",)}, f"module '{HERE}' has no class or function 'Small'"),
+        ({"wrapper": (f"{HERE}:broken",)}, f"--wrapper: {HERE}:broken raised OSError: no such"),
         ({"wrapper": (f"{HERE}:none_at_all",)}, "none_at_all returned a NoneType, which is no Env"),
-        (
-            {"wrapper": ("gymnasium.wrappers:TimeLimit",)},
-            "TimeLimit raised TypeError.*a function of your own",
-        ),
+        ({"wrapper": ("gymnasium.wrappers:TimeLimit",)}, "TimeLimit raised TypeError.*of your own"),
     ],
 )
 def test_what_is_wrong_with_them_is_named(fields, words):
@@ -210,8 +193,8 @@ def test_a_run_keeps_them(run):
         refused = run_here("--resume", str(run), "--iterations", "3", *more, cwd=run.parent)
         assert refused.returncode == 2 and f"another run: {more[0]} (" in refused.stderr
     assert ((run / "config.json").read_bytes(), (run / "metrics.csv").read_bytes()) == before
-    resumed = run_here("--resume", str(run), "--iterations", "3", *GIVEN, cwd=run.parent)
-    assert resumed.returncode == 0 and "Final Mean Reward: 18.0" in resumed.stdout
+    resumed = run_ok("--resume", str(run), "--iterations", "3", *GIVEN, cwd=run.parent)
+    assert "Final Mean Reward: 18.0" in resumed.stdout
 
 
 def test_a_function_that_makes_environments_gets_the_arguments():

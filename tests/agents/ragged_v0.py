@@ -1,7 +1,5 @@
 """Three agents whose ends are random, and who feel what the others do."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces

@@ -1,10 +1,7 @@
 """A probe of two agents: each is paid for another action, and one ends early."""
 
-from __future__ import annotations
-
 import os
 import signal
-import time
 from pathlib import Path
 
 import gymnasium
@@ -52,8 +49,6 @@ class Relay(ParallelEnv):
 
     def step(self, actions):
         assert set(actions) == set(self.agents)
-        if pause := os.environ.get("RELAY_SECONDS"):
-            time.sleep(float(pause))
         marker = self.dies and os.environ.get("RELAY_DIES")
         if marker and self.number == 3 and not Path(marker).exists():
             Path(marker).touch()

@@ -1,28 +1,33 @@
 """The benchmarks' tables, and that a quick one runs."""
 
-from __future__ import annotations
-
-import csv
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import collection, learning, replay, table
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import sequences_ours, update_ours
+from benchmarks.peers.work import SEQUENCES, SequenceData, UpdateData
+from flame_rl.learner.training.device import reproducible
 from tests.helpers import ROOT
+from tests.helpers import table as read_table
 
 
-def test_rows_are_measured_in_turn() -> None:
+def test_rows_are_measured_in_turn():
     calls: list[tuple[str, int]] = []
     rows = {name: lambda k, name=name: calls.append((name, k)) or len(calls) for name in "ab"}
     assert table.in_turn(rows, 2) == {"a": [1, 3], "b": [2, 4]}
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
 
 
-def test_ratios_compare_rows_of_the_same_repetition(tmp_path: Path) -> None:
+def test_ratios_compare_rows_of_the_same_repetition(tmp_path):
     """Medians of both rows, 20 and 20, would say 1."""
     rates = {"new": [10.0, 20.0, 60.0], "old": [20.0, 5.0, 30.0]}
     compared = table.compare("title", "steps per second", rates, [("new", "old")])
@@ -36,9 +41,7 @@ def test_ratios_compare_rows_of_the_same_repetition(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "name.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_collection_quickly(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_collection_quickly(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(collection, "CASES", (("cartpole", 1, 16, 80),))
     collection.main(collection.Options(("cartpole",), quick=True, output=tmp_path))
     printed = capsys.readouterr().out
@@ -51,7 +54,7 @@ def test_collection_quickly(
     assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == pairs
 
 
-def test_replay_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_quickly(tmp_path, capsys):
     replay.main(replay.Options(capacity=5000, quick=True, output=tmp_path))
     assert "5,000 steps of HalfCheetah-v5 need" in capsys.readouterr().out
     reading, prioritizing = json.loads((tmp_path / "replay.json").read_text())["tables"]
@@ -60,11 +63,10 @@ def test_replay_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert set(prioritizing["rates"]) == {"running sum", "draw", "update", "add"}
 
 
-def test_the_readme_shows_the_learning_table() -> None:
+def test_the_readme_shows_the_learning_table():
     """The evaluations of docs/learning, which are made of results.csv."""
     folder = ROOT / "docs" / "learning"
-    with (folder / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(folder / "results.csv")
     lines = [
         line.strip("| ").split(" | ") for line in (folder / "README.md").read_text().split("\n")
     ]
@@ -78,9 +80,45 @@ def test_the_readme_shows_the_learning_table() -> None:
     assert made <= commands
 
 
-def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
+def test_the_interquartile_mean_is_that_of_the_middle_half():
     pytest.importorskip("rliable")
     scores = np.array([1.0, 90.0, 2.0, 4.0, -50.0, 3.0, 2.0, 5.0])
     mean, low, high = learning.interquartile_mean(scores)
     assert mean == (2 + 2 + 3 + 4) / 4
     assert -50 < low < mean < high < 90
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on this system")
+def test_a_peer_runs_on_so_many_cores():
+    count = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    before = os.sched_getaffinity(0)
+    with peers.limited_to(1):
+        assert int(subprocess.check_output(count)) == 1
+    assert os.sched_getaffinity(0) == before
+    assert int(subprocess.check_output(count)) == len(before)
+
+
+@pytest.mark.filterwarnings("error")
+def test_minibatch_steps_are_counted(monkeypatch):
+    monkeypatch.setattr(UpdateData, "epochs", 2)
+    with reproducible("cpu", seed=0):
+        assert update_ours.epochs_of(1_000)() == 8
+        assert update_ours.epochs_of(64)() == 2 * 62
+
+
+@pytest.mark.parametrize("memory", SEQUENCES.values())
+def test_gradient_steps_of_sequences_are_counted(memory, monkeypatch):
+    monkeypatch.setattr(SequenceData, "repeats", 2)
+    with reproducible("cpu", seed=0):
+        assert sequences_ours.steps_of(memory)() == 2
+
+
+def test_modules_of_other_environments_do_without_this_package():
+    """Their environments have its requirements only by chance."""
+    folder = Path(peers.__file__).parent
+    apart = (
+        *("work", "sb3", "sbx", "replay_sb3", "replay_sbx", "update_jax", "sequences_jax"),
+        *("agents_sb3", "rllib"),
+    )
+    texts = {name: (folder / f"{name}.py").read_text() for name in apart}
+    assert [name for name, text in texts.items() if "from flame_rl" in text] == []

@@ -1,8 +1,7 @@
 """The package in another project, where it is installed and its folder is not the current one."""
 
-from __future__ import annotations
-
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, clean_environment, run_forked
+import flame_rl
+from tests.helpers import ROOT, clean_environment, run_forked, run_here
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPT = """
@@ -108,7 +108,7 @@ def test_the_command_needs_nothing_but_its_folder(installed, project, tmp_path):
         return done.stdout + done.stderr
 
     flags = ("--iterations", "1", "--episodes-per-iter", "2", "--workers", "1", "--local")
-    words = ("--env", "own_env:Own-v0", "--model", "nets.py", *flags, "--seeds", "3", "4")
+    words = ("--env", "own_env:Own-v0", "--model", "nets.py", *flags, "--seeds", "3")
     said = typed("train", *words, "--output", "runs")
     assert "\n  flame-rl plot runs\n" in said
     printed = (project / "runs" / "seed-3.txt").read_text()
@@ -192,3 +192,69 @@ def test_pip_builds_and_installs_it(project, tmp_path):
         check=True,
     )
     assert done.stdout.startswith("flame-rl ")
+
+
+# torch imports sympy for shapes that are not numbers, which takes half a second.
+NEEDLESS = {"sympy", "torch._dynamo", "matplotlib", "tensorboard", "mujoco", "rich"}
+
+
+def test_a_run_imports_no_package_that_it_does_not_need(tmp_path):
+    code = "import main, sys; main.run_command(sys.argv[1:]); print(*sys.modules)"
+    flags = ("--local", "--workers", "0", "--iterations", "1", "--episodes-per-iter", "2")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags, "--output", "run"],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert {"torch", "flame_rl.report.console"} <= imported
+    assert not NEEDLESS & imported
+
+
+def test_without_uv_a_line_says_what_to_type(tmp_path):
+    for words in ((), ("--help",), ("evaluate", "run")):
+        done = subprocess.run(
+            # -S: without the packages of this environment.
+            [sys.executable, "-S", str(ROOT / "main.py"), *words],
+            cwd=tmp_path,
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("error: No module named ")
+        assert "`uv run main.py …` installs what is missing" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_version_is_one(tmp_path):
+    done = run_here("--version", cwd=tmp_path)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert done.returncode == 0
+    assert done.stdout == f"flame-rl {flame_rl.__version__}\n"
+    assert project["license"] == "Apache-2.0" and (ROOT / "LICENSE").is_file()
+    assert project.get("version", flame_rl.__version__) == flame_rl.__version__
+
+
+PART = ("tests/wire", "tests/nets", "tests/settings")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_the_lowest_versions_pass_a_part_of_the_suite(tmp_path):
+    project = tmp_path / "project"
+    kept = shutil.ignore_patterns(".*", "runs", "uv.lock", "__pycache__")
+    shutil.copytree(ROOT, project, ignore=kept)
+    own = {"VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"}
+    environment = {name: text for name, text in os.environ.items() if name not in own}
+    for words in (
+        ("uv", "sync", "--quiet", "--resolution", "lowest-direct"),
+        (project / ".venv/bin/python", "-m", "pytest", "-q", "-n", "1", *PART),
+    ):
+        done = subprocess.run(
+            words, cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

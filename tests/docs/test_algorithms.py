@@ -1,7 +1,5 @@
 """docs/algorithms.md and docs/replay.md: what they say that an algorithm can do is so."""
 
-from __future__ import annotations
-
 import re
 
 import gymnasium
@@ -21,12 +19,7 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import ROOT, described
-from tests.learners import (
-    OF_CONTINUOUS_ACTIONS,
-    demonstrations_for,
-    make_config,
-    make_learner,
-)
+from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config, make_learner
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 REPLAY = (ROOT / "docs" / "replay.md").read_text()
@@ -37,8 +30,7 @@ TABLE = {name: row for name, *row in ROWS}
 # Name and a word for each of COLUMNS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
 COLUMNS = ("memory", "frames", "losses", "masks", "critics", "goals", "demonstrations")
-EVERYWHERE = ("structure", "pictures", "inputs", "agents")
-CONVOLVED = ("pictures", "inputs")
+EVERYWHERE = ("inputs", "agents")
 SPACES = {
     "Discrete": spaces.Discrete(3),
     "Box": spaces.Box(-1, 1, (2,), np.float32),
@@ -48,8 +40,6 @@ SPACES = {
 NUMBERS = spaces.Box(-1, 1, (3,), np.float32)
 OBSERVED = {
     "critics": spaces.Dict({"place": NUMBERS, "goal": NUMBERS}),
-    "structure": spaces.Dict({"place": NUMBERS, "door": spaces.Tuple([spaces.Discrete(3)])}),
-    "pictures": spaces.Box(0, 255, (10, 5), np.uint8),
     "inputs": spaces.Tuple([NUMBERS, spaces.Box(0, 255, (10, 5), np.uint8), spaces.Discrete(3)]),
 }
 FLAGS = {
@@ -168,7 +158,7 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
             pass
         parts = trainer.learner.algorithm.parts
         policy = parts["shared" if kind == "losses" else "policy"]
-        assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind in CONVOLVED)
+        assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind == "inputs")
         return trainer.learner.weights_digest() != before
 
 

@@ -1,7 +1,5 @@
 """The compose file and Flame's two configurations: that they agree, and keep what they promise."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -40,7 +38,7 @@ def mounts(service: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_flames_version_stands_in_one_block_and_is_flamepys() -> None:
+def test_flames_version_stands_in_one_block_and_is_flamepys():
     tags = {service["image"].partition(":")[2] for service in SERVICES.values()}
     assert len(tags) == 1
     (tag,) = tags
@@ -55,7 +53,7 @@ def test_flames_version_stands_in_one_block_and_is_flamepys() -> None:
     assert tag.startswith(f"v{flamepy[1]}.")
 
 
-def test_ports_are_open_on_this_machine_only() -> None:
+def test_ports_are_open_on_this_machine_only():
     ports = [str(port) for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports), ports
@@ -64,13 +62,13 @@ def test_ports_are_open_on_this_machine_only() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_nothing_is_privileged(name: str) -> None:
+def test_nothing_is_privileged(name):
     service = SERVICES[name]
     assert "docker.sock" not in yaml.safe_dump(service)
     assert not {"privileged", "network_mode", "pid", "ipc", "cap_add"} & service.keys()
 
 
-def test_health_checks_ask_the_configured_ports() -> None:
+def test_health_checks_ask_the_configured_ports():
     client = urlparse(CLUSTER["cluster"]["endpoint"]).port
     cache = urlparse(CLUSTER["cache"]["endpoint"]).port
     assert client is not None
@@ -81,7 +79,7 @@ def test_health_checks_ask_the_configured_ports() -> None:
     assert f":{client + 1:04X} 01 " in checks["flame-executor-manager"]
 
 
-def test_mounted_files_exist_and_are_read_only() -> None:
+def test_mounted_files_exist_and_are_read_only():
     for name, service in SERVICES.items():
         for mount in mounts(service).values():
             if mount["type"] == "bind" and mount["source"] != ".":
@@ -89,7 +87,7 @@ def test_mounted_files_exist_and_are_read_only() -> None:
                 assert mount["read_only"], (name, mount)
 
 
-def test_endpoints_name_services_and_their_ports() -> None:
+def test_endpoints_name_services_and_their_ports():
     (context,) = [c for c in CLIENT["contexts"] if c["name"] == CLIENT["current-context"]]
     for part, scheme in (("cluster", "http"), ("cache", "grpc")):
         assert context[part]["endpoint"] == CLUSTER[part]["endpoint"]
@@ -99,7 +97,7 @@ def test_endpoints_name_services_and_their_ports() -> None:
         assert f"127.0.0.1:{endpoint.port}:{endpoint.port}" in ports
 
 
-def test_compose_accepts_the_file() -> None:
+def test_compose_accepts_the_file():
     v2 = ["docker", "compose"]
     if (
         shutil.which("docker")

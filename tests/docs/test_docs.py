@@ -1,9 +1,7 @@
 """The pages in docs/: what they tell the reader to do is done, in a copy of the project."""
 
-from __future__ import annotations
-
 import ast
-import csv
+import importlib.metadata
 import re
 import shlex
 import shutil
@@ -12,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from flame_rl.commands.check import CheckFlags
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import Execution, Output
 from flame_rl.settings.experiment import Experiment
+from flame_rl.settings.parse import parse
 from flame_rl.settings.presets import PRESETS
-from tests.docs.test_packages import skip_without
-from tests.helpers import ROOT, run_forked
+from tests.helpers import ROOT, run_forked, run_main, table
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FLAGS = (ROOT / "docs" / "flags.md").read_text()
@@ -117,9 +116,7 @@ def test_a_worked_example_works(project, name, whole):
                 raise AssertionError(f"a block of {language} is not run")
     catch_up()
     for metrics in project.glob("runs/*/metrics.csv"):
-        with metrics.open() as file:
-            *_, last = csv.DictReader(file)
-        assert last["loss"], f"{metrics.parent.name} ended before its first update"
+        assert table(metrics)[-1]["loss"], f"{metrics.parent.name} ended before its first update"
 
 
 @pytest.mark.parametrize(
@@ -170,11 +167,9 @@ SHORT = {
 
 @pytest.mark.parametrize("group", ["own", "minatar", pytest.param("atari", marks=pytest.mark.slow)])
 def test_the_page_of_pictures_works(project, group):
-    of_group = {
-        "own": ["falling:"],
-        "minatar": ["minatar_games:"],
-        "atari": ["atari_games:"],
-    }[group]
+    of_group = {"own": ["falling:"], "minatar": ["minatar_games:"], "atari": ["atari_games:"]}[
+        group
+    ]
     for package in {"own": [], "minatar": ["minatar"], "atari": ["ale_py", "cv2"]}[group]:
         pytest.importorskip(package, reason=f"uv run --group {group} pytest")
     commands = []
@@ -278,7 +273,10 @@ def test_links_lead_somewhere(page):
         path = (page.parent / target) if target else page
         assert path.exists(), f"{name_of(page)} links to {target}"
         if anchor:
-            assert anchor in anchors(path), f"{name_of(page)} links to {target}#{anchor}"
+            # What GitHub makes of the page's headings.
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            made = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+            assert anchor in made, f"{name_of(page)} links to {target}#{anchor}"
 
 
 def test_the_index_links_every_page():
@@ -293,12 +291,6 @@ def links(page: Path) -> list[tuple[str, str]]:
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
     parts = [target.partition("#") for target in targets if "://" not in target]
     return [(target, anchor) for target, _, anchor in parts]
-
-
-def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("section", ["Experiment", "Algorithms", "Execution", "Output"])
@@ -325,3 +317,66 @@ def test_the_page_of_flags_names_no_other_flag():
     switches = [field for kind in (Experiment, Execution, Output) for field in fields(kind)]
     known |= {flag(f"no_{field.name}") for field in switches if isinstance(field.default, bool)}
     assert set(re.findall(r"--[a-z][\w-]*", FLAGS)) <= known
+
+
+PAGE = (ROOT / "docs" / "environments-from-packages.md").read_text()
+COMMANDS = re.findall(r"^uv run (.*?)main\.py (.*)$", PAGE, re.MULTILINE)
+EXAMPLES = [
+    re.findall(r"^uv run (.*?)main\.py (.*)$", block, re.MULTILINE)
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+]
+# The modules of the packages that the commands install.
+MODULES = {
+    "minigrid": "minigrid",
+    "shimmy[dm-control]": "dm_control",
+    "gymnasium-robotics": "gymnasium_robotics",
+    "highway-env": "highway_env",
+}
+
+
+@pytest.mark.parametrize(("packages", "words"), COMMANDS, ids=lambda text: text[:60])
+def test_every_command_is_one(packages, words):
+    assert set(shlex.split(packages)[::2]) <= {"--with"}
+    name, *others = shlex.split(words)
+    if name == "check":
+        parse(others, extra=CheckFlags)
+    else:
+        config, _ = parse(shlex.split(words))
+        assert config.experiment.env_name
+
+
+def test_every_package_has_an_example():
+    packages = [shlex.split(options)[1] for (options, _), *_ in EXAMPLES]
+    assert packages == list(MODULES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=MODULES)
+def test_an_example_works(example, tmp_path):
+    """The environment is examined, and trained in for two short iterations."""
+    for options, words in example:
+        for package in shlex.split(options)[1::2]:
+            skip_without(package)
+        first, *others = shlex.split(words)
+        if first == "check":
+            done = run_main(first, *others, "--seconds", "0.5", cwd=tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "  observation   " in done.stdout and "In the way" not in done.stdout
+            continue
+        words = shlex.split(words)
+        for name, value in {"--iterations": "2", "--steps-per-iter": "60"}.items():
+            words[words.index(name) + 1] = value
+        short = ("--workers", "0", "--max-episode-steps", "20")
+        done = run_main(*words, *short, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "Training Complete!" in done.stdout
+
+
+def skip_without(package: str) -> None:
+    """Skip the test where the package is not installed, or not in the version that it names."""
+    name, bound, version = package.partition("<")
+    if not bound:
+        pytest.importorskip(MODULES[package], reason=f"uv run --with '{package}' pytest")
+        return
+    here = [int(part) for part in re.findall(r"\d+", importlib.metadata.version(name))]
+    if here >= [int(part) for part in version.split(".")]:
+        pytest.skip(f"uv run --with '{package}' pytest")

@@ -1,28 +1,27 @@
 """Networks that somebody changed in model.py: they train, deterministically, or are refused with a
 reason."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 
 import model
 from flame_rl.learner.compiled.network import CompiledNetwork
+from flame_rl.learner.training import choose
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
-from flame_rl.modules.layers import Activation, Dense, layers_of
+from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import Scaling
 from flame_rl.run.checks import own_networks
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import spec_of
-from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
+from tests.learners import ON_POLICY, learner_of, make_config, make_learner, random_episodes
 
 OPTIONS = {"normalize_observations": False, "hidden_sizes": (8,)}
 SPEC = spec_of(3, 2, continuous=True)
@@ -56,10 +55,6 @@ def of_another_class(kind):
     return change
 
 
-def tie(policy):
-    policy.network[2].weight = policy.network[0].weight = nn.Parameter(torch.randn(3, 3))
-
-
 CHANGES = {
     "a forward of its own": of_another_class(OtherForward),
     "a method replaced": lambda p: setattr(p, "of_output", lambda output, samples: (output,)),
@@ -79,7 +74,7 @@ CHANGES = {
     "no sequence of layers": lambda p: setattr(p, "network", Dense(3, 2)),
     "a parameter more": lambda p: setattr(p, "temperature", nn.Parameter(torch.ones(()))),
     "a frozen layer": lambda p: p.network[0].requires_grad_(False),
-    "tied layers": tie,
+    "tied layers": lambda p: setattr(p.network[2], "weight", p.network[0].weight),
     "float64": lambda p: p.double(),
     "a hook": lambda p: p.network[0].register_forward_hook(lambda *given: None),
     "a hook on the way back": lambda p: p.register_full_backward_hook(lambda *given: None),
@@ -257,3 +252,57 @@ def test_what_computes_the_same_is_exported():
     layer = Wider(3)
     (exported,) = layers_of(layer)
     np.testing.assert_array_equal(exported.arrays["weight"], layer.weight.detach().numpy().T)
+
+
+class Doubling(LayerModule):
+    """Somebody's own layer, which compiled code does not know."""
+
+    kind = "scale"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"factor": torch.full((1,), 2.0)}
+
+
+class OwnDense(Dense):
+    """A subclass, which may compute something else."""
+
+
+def test_a_package_without_its_library_says_so_once(monkeypatch):
+    monkeypatch.setattr(choose, "library", lambda: None)
+    (notice,) = make_learner(spec_of(3, 2, True), algorithm="ppo").notices
+    assert "about 16 times slower" in notice
+    assert "`uv sync --reinstall-package flame-rl`" in notice
+
+
+@pytest.mark.parametrize("layer", [Doubling, OwnDense])
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_a_layer_that_compiled_code_does_not_know_is_named_once(layer, algorithm, monkeypatch):
+    dense_layers = model.dense_layers
+
+    def with_own(inputs, outputs, config, *options, **others):
+        layers = dense_layers(inputs, outputs, config, *options, **others)
+        own = layer() if layer is Doubling else layer(layers[0].in_features, layers[0].out_features)
+        return [own, *layers] if layer is Doubling else [own, *layers[1:]]
+
+    monkeypatch.setattr(model, "dense_layers", with_own)
+    notices = make_learner(spec_of(3, 2, True), algorithm=algorithm).notices
+    (notice,) = (each for each in notices if "compiled" in each)
+    assert notice.startswith(f"{layer.__name__} is a layer that compiled code does not know: torch")
+    assert "about 16 times slower" in notice and notice.endswith("see docs/add-a-layer.md")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": "gru"}, {"frame_stack": 2}, {"shared_torso": True}]
+)
+def test_nothing_is_said_where_nothing_can_be_done(options):
+    assert make_learner(spec_of(3, 2, True), algorithm="ppo", **options).notices == []
+
+
+def test_another_device_trains_by_torch_anyway(monkeypatch):
+    learner = make_learner(spec_of(3, 2, True), algorithm="ppo")
+    monkeypatch.setattr(choose, "library", lambda: None)
+    learner._device = "cuda"
+    assert learner.notices == []

@@ -1,7 +1,5 @@
 """Compiled networks against torch's autograd: outputs, gradients, losses and whole epochs."""
 
-from __future__ import annotations
-
 import copy
 import math
 

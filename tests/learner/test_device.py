@@ -2,8 +2,6 @@
 second copy of each network on the CPU takes the same way as one on a graphics card, and must give
 the same bits; torch's device `meta` shows that everything is moved."""
 
-from __future__ import annotations
-
 import copy
 import os
 

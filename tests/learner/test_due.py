@@ -1,8 +1,6 @@
 """When gradient steps are due, against Reverb's rate limiter, which admits samples and inserts one
 by one."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,12 +1,12 @@
-"""Stacked frames: what acts and what learns see the same, and nothing is stored or sent twice."""
-
-from __future__ import annotations
+"""Stacked frames: what acts and what learns see the same, and nothing is stored or sent
+twice; and which network sees pictures."""
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from flame_rl.actor.collect import collect_episodes
+import model
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.learner.on_policy.batch import make_batch
@@ -15,9 +15,10 @@ from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
-from tests.helpers import described, environment_id, plain, request_for
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.helpers import collect, described, environment_id
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
-from tests.learners import make_learner
+from tests.learners import make_config, make_learner, policy_and_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K = 4
@@ -81,14 +82,8 @@ def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
 
 
 def played(learner, name: str, indices=range(40)):
-    env_id = environment_id(name)
-    simulator = plain(env_id)
-    try:
-        snapshot = learner.collector_snapshot()
-        request = request_for(env_id, indices, version=snapshot.version)
-        return collect_episodes(snapshot, request, simulator)
-    finally:
-        simulator.close()
+    snapshot = learner.collector_snapshot()
+    return collect(environment_id(name), indices, snapshot, version=snapshot.version)
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
@@ -134,3 +129,60 @@ def test_a_picture_becomes_channels():
     got = FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
     expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
     np.testing.assert_array_equal(got, expected)
+
+
+ACTIONS = {
+    "categorical": spaces.Discrete(5),
+    "factored": spaces.MultiDiscrete([2, 4]),
+    "gaussian": spaces.Box(-1, 1, (3,)),
+}
+
+
+def spec_of(shape: tuple[int, ...], actions: str = "categorical", dtype=np.uint8):
+    high = 1 if dtype is bool else 255
+    return EnvironmentSpec("X-v0", spaces.Box(0, high, shape, dtype), ACTIONS[actions])
+
+
+def networks(spec: EnvironmentSpec, **options):
+    """Policy and value network, away from the policy's small first outputs."""
+    settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
+    torch.manual_seed(0)
+    made = policy_and_value(spec, make_config("X-v0", **settings))
+    with torch.no_grad():
+        for module in made:
+            for parameter in module.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        made[1].scale.fill_(3.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters"),
+    [
+        ((10, 10, 4), [(3, 3, 4, 16)]),
+        ((10, 5), [(3, 3, 1, 16)]),
+        ((35, 80, 3), [(3, 3, 3, 16)]),
+        ((36, 36), [(8, 8, 1, 32), (4, 4, 32, 64), (3, 3, 64, 64)]),
+        ((84, 84), [(8, 8, 1, 32), (4, 4, 32, 64), (3, 3, 64, 64)]),
+        ((210, 160, 3), [(8, 8, 3, 32), (4, 4, 32, 64), (3, 3, 64, 64)]),
+        ((3, 40, 60), [(8, 8, 3, 32), (4, 4, 32, 64), (3, 3, 64, 64)]),  # channels first
+        ((4, 10, 8), [(3, 3, 4, 16)]),
+        ((5, 8, 8), [(3, 3, 8, 16)]),  # a low board of eight channels
+        ((2, 9, 3), []),  # too few rows
+        ((128,), []),
+        ((3, 4, 5, 6), []),
+    ],
+)
+def test_the_network_follows_from_the_picture(shape, filters):
+    for dtype in (np.uint8, bool):
+        spec = spec_of(shape, dtype=dtype)
+        layers = networks(spec)[0].snapshot().layers
+        found = [layer.arrays["weight"].shape for layer in layers if layer.kind == "convolution"]
+        assert found == filters
+        large = len(filters) == len(model.LARGE_PICTURES)
+        assert layers[0].kind == ("center" if large else "scale")
+        plain = networks(spec, normalize_observations=False)[0].snapshot().layers[0]
+        assert plain.kind == "scale"
+        assert plain.arrays["factor"] == pytest.approx(1 if dtype is bool else 1 / 255)
+        dense = [layer.arrays["weight"].shape for layer in layers if layer.kind == "dense"]
+        assert [outputs for _, outputs in dense] == [12, 5]

@@ -1,7 +1,5 @@
 """The environment's own functions of goals: what they give for many goals, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import gymnasium
@@ -20,11 +18,6 @@ from tests.learners import make_config
 
 def id_of(name: str) -> str:
     return f"tests.goals:{name}-v0"
-
-
-def functions_of(name: str) -> GoalFunctions:
-    env_id = id_of(name)
-    return GoalFunctions(Environment(env_id), find_goals(described(env_id)))
 
 
 def played(name: str, episodes: int = 30):
@@ -60,7 +53,8 @@ def played(name: str, episodes: int = 30):
 @pytest.mark.parametrize("kind", [Bits, Point, Maze, Panda, Old], ids=lambda kind: kind.__name__)
 def test_other_goals_have_the_rewards_and_ends_of_the_environment(kind):
     env, achieved, episodes = played(kind.__name__)
-    functions = functions_of(kind.__name__)
+    env_id = id_of(kind.__name__)
+    functions = GoalFunctions(Environment(env_id), find_goals(described(env_id)))
     functions.check(episodes)
     # Each goal with one that was reached at some other time, and with itself.
     others = np.random.default_rng(0).permutation(achieved)
@@ -81,9 +75,6 @@ def test_the_learners_environment_is_closed(sound, monkeypatch, capsys):
     # Those of the learner and of the worker, which is this process.
     words = "Counted-v0: close raised RuntimeError: no such window"
     assert capsys.readouterr().err.count(words) == (0 if sound else 2)
-
-
-# Refusals
 
 
 def trainer_of(name: str, **options) -> Trainer:

@@ -1,7 +1,5 @@
 """V-trace on sequences, against its definition as sums and products."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Networks that see pictures beside numbers: their layers, what they give, and that all learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -16,11 +14,7 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
 from tests.helpers import together
-from tests.learners import (
-    make_config,
-    make_learner,
-    policy_and_value,
-)
+from tests.learners import make_config, make_learner, policy_and_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPACE = spaces.Dict(
@@ -124,16 +118,12 @@ def test_what_acts_and_what_learns_are_the_definition(frames):
     inputs = whole
     if frames > 1:
         inputs = Stacks(whole, time_steps(np.array([6])), np.arange(6), frames)
-    network = network_of(policy, lambda module, samples: (module(*_inputs(samples)),))
+    network = network_of(policy, lambda module, samples: (module(*samples.values()),))
     (learned,) = network.outputs({"inputs": inputs})
     np.testing.assert_allclose(acted, learned, rtol=1e-4, atol=1e-4)
     expected = by_definition(policy, stacked)
     np.testing.assert_allclose(acted[frames - 1 :], expected[frames - 1 :], rtol=1e-4, atol=1e-4)
     assert learned.std(axis=0).min() > 1e-2
-
-
-def _inputs(samples):
-    return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
 
 
 def random_episodes(spec: EnvironmentSpec, seed: int):

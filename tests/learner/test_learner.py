@@ -1,7 +1,5 @@
 """The update against an oracle that goes episode by episode and step by step."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -216,13 +214,11 @@ def test_a_snapshot_is_a_copy():
     kept = copy.deepcopy(snapshot)
     learner.update(random_episodes(True))
     later = learner.snapshot()
-    for now, before, after in zip(*(arrays_of(s) for s in (snapshot, kept, later)), strict=True):
-        np.testing.assert_array_equal(now, before)
-        assert (after != before).any()
-
-
-def arrays_of(snapshot):
-    return [a for layer in (*snapshot.layers, snapshot.head) for a in layer.arrays.values()]
+    three = [(*each.layers, each.head) for each in (snapshot, kept, later)]
+    for layers in zip(*three, strict=True):
+        for now, before, after in zip(*(layer.arrays.values() for layer in layers), strict=True):
+            np.testing.assert_array_equal(now, before)
+            assert (after != before).any()
 
 
 def test_the_learning_rate_falls_to_nothing():

@@ -1,7 +1,5 @@
 """A sum of losses on one network, against torch's gradient of the plain sum, written out anew."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -93,7 +91,7 @@ def expected_losses(module, episodes: Episodes, algorithm: str) -> dict[str, tor
             losses["policy"] = losses["policy"] - gain * advantages[t] - 0.1 * entropy
             value = (features[step] * module.value.weight[0]).sum() + module.value.bias[0]
             losses["value"] = losses["value"] + 0.5 * (value - targets[t] / scale) ** 2
-            predicted = nn.functional.linear(features[step], *_layer(module))
+            predicted = module.auxiliary["next_observation_loss"].layer(features[step])
             change = torch.from_numpy(episode.observations[step + 1] - episode.observations[step])
             ended = episode.terminated and step + 1 == episode.length
             factor_of_step = 2 + episode.rewards[step] + 3 * ended + float(np.sum(action))
@@ -102,10 +100,6 @@ def expected_losses(module, episodes: Episodes, algorithm: str) -> dict[str, tor
             losses["size"] = losses["size"] + (features[step] ** 2).sum()
             t += 1
     return {name: loss / t for name, loss in losses.items()}
-
-
-def _layer(module) -> list[torch.Tensor]:
-    return list(module.auxiliary["next_observation_loss"].parameters())
 
 
 @pytest.mark.parametrize(
@@ -342,26 +336,6 @@ def broken(features: int, spec: EnvironmentSpec) -> object:
     raise ValueError("no such thing")
 
 
-class Mean(Size):
-    def forward(self, features, samples):
-        return features.mean()
-
-
-class Detached(Size):
-    def forward(self, features, samples):
-        return features.detach().sum(dim=-1)
-
-
-class Raises(Size):
-    def forward(self, features, samples):
-        return samples["colour"]
-
-
-class ChangesFeatures(Size):
-    def forward(self, features, samples):
-        return features.mul_(2).sum(dim=-1)
-
-
 class ChangesSample(Size):
     def forward(self, features, samples):
         samples["rewards"].clamp_(-1, 1)
@@ -374,9 +348,14 @@ class Empties(Size):
         return features.sum(dim=-1)
 
 
-class NeedsRewards(Size):
-    def forward(self, features, samples):
-        return features.sum(dim=-1) * samples["rewards"]
+FORWARD = {
+    "Mean": lambda self, features, samples: features.mean(),
+    "Detached": lambda self, features, samples: features.detach().sum(dim=-1),
+    "Raises": lambda self, features, samples: samples["colour"],
+    "ChangesFeatures": lambda self, features, samples: features.mul_(2).sum(dim=-1),
+    "NeedsRewards": lambda self, features, samples: features.sum(dim=-1) * samples["rewards"],
+}
+globals().update({name: type(name, (Size,), {"forward": each}) for name, each in FORWARD.items()})
 
 
 @pytest.mark.parametrize(
@@ -396,16 +375,11 @@ def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
         shared_learner(True, algorithm="a2c", **options).update(random_episodes(True))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("ChangesFeatures", ".*_loss failed: RuntimeError: .*inplace"),
-    ],
-)
-def test_an_auxiliary_loss_whose_gradient_fails_is_named(name, message):
-    options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
+def test_an_auxiliary_loss_whose_gradient_fails_is_named():
+    options = {"auxiliary": (f"{HERE}:ChangesFeatures",), "auxiliary_weights": (1.0,)}
     learner = shared_learner(True, algorithm="a2c", **options)
-    with pytest.raises(UsageError, match=f"the gradient of {message}.*; .*in operations"):
+    words = "the gradient of .*_loss failed: RuntimeError: .*inplace.*; .*in operations"
+    with pytest.raises(UsageError, match=words):
         learner.update(random_episodes(True))
 
 
@@ -419,10 +393,7 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
     ("settings", "message"),
     [
         ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: .* add --shared-torso"),
-        (
-            {"auxiliary": ("a:B",), "shared_torso": True},
-            "--auxiliary-weights: one for each of --auxiliary",
-        ),
+        ({"auxiliary": ("a:B",), "shared_torso": True}, "--auxiliary-weights: one for each of"),
         ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
         ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),

@@ -1,7 +1,5 @@
 """Networks that remember: unrolled over whole episodes, in the learner as where they acted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss
@@ -21,7 +18,7 @@ from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import described, environment_id, plain, request_for
+from tests.helpers import collect, described, environment_id
 from tests.learners import ON_POLICY, make_config, make_learner, policy_and_value
 
 ACTIONS = {
@@ -125,7 +122,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
 @pytest.mark.parametrize("wanted", [1, 3, 100])
 def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     learner = make_learner(described(environment_id("Wandering")), memory="gru")
-    episodes = played(learner.snapshot(), range(60))
+    episodes = collect(environment_id("Wandering"), range(60), learner.snapshot())
     batch = make_batch(episodes, whole=True)
     columns = {"number": np.arange(batch.steps)}
     inputs = episodes.observations
@@ -146,15 +143,6 @@ def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     assert (order == sorted(order)) == (wanted == 1)
 
 
-def played(snapshot, indices):
-    env_id = environment_id("Wandering")
-    simulator = plain(env_id)
-    try:
-        return collect_episodes(snapshot, request_for(env_id, indices), simulator)
-    finally:
-        simulator.close()
-
-
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
     """Log-probabilities of recorded actions: unrolled in torch, and from what the actors compute
@@ -165,7 +153,7 @@ def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
         for parameter in policy.network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     snapshot = learner.snapshot()
-    episodes = played(snapshot, range(30))
+    episodes = collect(environment_id("Wandering"), range(30), snapshot)
     got = log_probs_of(network_of(policy), policy_samples(make_batch(episodes, whole=True)))
     std = np.exp(snapshot.head.arrays["log_std"][0])
     acting, expected = ActingPolicy(snapshot), []
@@ -194,7 +182,8 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
         **options,
     )
     before = learner.weights()["policy.network.0.weight"].copy()
-    metrics = learner.update(played(learner.collector_snapshot(), range(20)))
+    snapshot = learner.collector_snapshot()
+    metrics = learner.update(collect(environment_id("Wandering"), range(20), snapshot))
     assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
     after = learner.weights()["policy.network.0.weight"]
     np.testing.assert_allclose(after, before, atol=1e-5)

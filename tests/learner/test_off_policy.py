@@ -1,8 +1,6 @@
 """Gradient steps of learners with replay against torch: formulas of the papers, one sample after
 another where that is plainer, differentiated by autograd, and Adam by its paper."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math
@@ -24,12 +22,7 @@ from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyN
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Episodes, Layer
 from tests.helpers import spec_of
-from tests.learners import (
-    OF_CONTINUOUS_ACTIONS,
-    OF_DISCRETE_ACTIONS,
-    make_learner,
-    random_episodes,
-)
+from tests.learners import OF_CONTINUOUS_ACTIONS, OF_DISCRETE_ACTIONS, make_learner, random_episodes
 
 GAMMA, RATE, VALUE_RATE = 0.9, 0.01, 0.02
 ROWS, STEPS = 24, 3
@@ -643,9 +636,6 @@ def test_priorities_are_the_last_errors():
     np.testing.assert_allclose(kept, np.array(list(expected.values())) ** 0.6, rtol=1e-5)
 
 
-# Refusals
-
-
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
 def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
@@ -677,9 +667,6 @@ def test_a_reward_beyond_float32_is_refused_when_it_comes(algorithm):
             learner.update(episodes)
         assert store.steps == steps
     assert np.isfinite(store.read(store.rows(np.arange(17)))["rewards"]).all()
-
-
-# Two cores
 
 
 def test_an_error_waits_for_the_other_threads(monkeypatch):

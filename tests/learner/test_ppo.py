@@ -1,6 +1,4 @@
-"""The clipped objective and its epochs against plain formulas."""
-
-from __future__ import annotations
+"""Advantages, PPO's objective and epochs, and losses in torch, against slow, plain formulas."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,11 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
+from flame_rl.learner.on_policy.returns import generalized_advantages, standardize, td_errors
+from flame_rl.learner.training.torch_loss import torch_loss
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 
@@ -84,3 +86,165 @@ def test_the_divergence_counts_a_step_as_much_as_the_older_policy_has_played_it(
     numbers, _ = loss(minibatch, np.log(ratio), np.zeros(4))
     expected = np.average(ratio - 1 - np.log(ratio), weights=ratios)
     assert numbers["kl"].mean() == pytest.approx(expected, rel=1e-6)
+
+
+ROWS, CLIP, C = 200, 0.2, 0.3
+RNG = np.random.default_rng(0)
+SAMPLES = {
+    "advantages": RNG.standard_normal(ROWS),
+    "log_probs": RNG.standard_normal(ROWS),
+    "actions": RNG.integers(0, 3, ROWS).astype(np.int32),
+}
+# Half of the ratios are beyond the clip range.
+LOG_PROBS = SAMPLES["log_probs"] + RNG.uniform(-2 * CLIP, 2 * CLIP, ROWS)
+ENTROPIES = RNG.uniform(0, 1, ROWS)
+
+
+def test_the_clipped_loss():
+    @torch_loss
+    def clipped(samples, log_probs, entropies):
+        log_ratio = log_probs - samples["log_probs"]
+        ratio = log_ratio.exp()
+        pair = (each * samples["advantages"] for each in (ratio, ratio.clamp(1 - CLIP, 1 + CLIP)))
+        loss, kl = -torch.minimum(*pair) - C * entropies, ratio - 1 - log_ratio
+        return {"loss": loss, "entropy": entropies, "kl": kl}
+
+    ours, our_gradients = clipped_loss(CLIP, C)(SAMPLES, LOG_PROBS, ENTROPIES)
+    theirs, gradients = clipped(SAMPLES, LOG_PROBS, ENTROPIES)
+    assert ours.keys() == theirs.keys()
+    for name, number in theirs.items():
+        np.testing.assert_allclose(ours[name], number, rtol=1e-9, atol=1e-12, err_msg=name)
+    for own, other in zip(our_gradients, gradients, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(own, ROWS), other, rtol=1e-9, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_gradients_of_several_outputs():
+    """Within a block in which torch differentiates nothing, and of an output that is not used."""
+
+    @torch_loss
+    def loss(samples, first, second, unused):
+        assert samples["actions"].dtype == torch.int64
+        value = first.gather(1, samples["actions"][:, None])[:, 0]
+        return {"loss": value * second.sum(dim=(1, 2)), "value": value}
+
+    shapes = (ROWS, 3), (ROWS, 2, 5), (ROWS,)
+    outputs = tuple(RNG.standard_normal(shape).astype(np.float32) for shape in shapes)
+    before = [output.copy() for output in outputs]
+    numbers, gradients = loss(SAMPLES, *outputs)
+    value = outputs[0][np.arange(ROWS), SAMPLES["actions"]]
+    sums = outputs[1].sum(axis=(1, 2))
+    np.testing.assert_array_equal(numbers["value"], value)
+    np.testing.assert_allclose(numbers["loss"], value * sums, rtol=1e-4, atol=1e-5)
+    expected = [np.zeros(shape) for shape in shapes]
+    expected[0][np.arange(ROWS), SAMPLES["actions"]] = sums
+    expected[1][:] = value[:, None, None]
+    for gradient, wanted, output, old in zip(gradients, expected, outputs, before, strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+        assert gradient.dtype == np.float32
+        np.testing.assert_array_equal(output, old)
+    assert {number.dtype for number in numbers.values()} == {np.dtype(np.float32)}
+
+
+def test_importance_weights():
+    """The function does not get them, so that it cannot multiply by them again."""
+
+    @torch_loss
+    def loss(samples, values):
+        assert "weights" not in samples
+        return {"loss": values**2, "value": values}
+
+    weights = RNG.uniform(0, 1, ROWS)
+    numbers, (gradient,) = loss({"weights": weights}, ENTROPIES)
+    np.testing.assert_allclose(numbers["loss"], weights * ENTROPIES**2)
+    np.testing.assert_array_equal(numbers["value"], ENTROPIES)
+    np.testing.assert_allclose(gradient, weights * 2 * ENTROPIES)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x.mean(), lambda x: x[:, None], lambda x: x[1:]])
+def test_a_loss_is_one_number_for_each_sample(wrong):
+    @torch_loss
+    def mean_loss(samples, values):
+        return wrong(values)
+
+    with pytest.raises(ValueError, match=r"mean_loss: a loss of shape .* for 200 samples; return"):
+        mean_loss({}, ENTROPIES)
+
+
+BATCHES = st.tuples(
+    st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=12), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]),
+    st.integers(0, 1000),
+)
+
+
+def flat(episodes):
+    return np.concatenate([np.array(e, float) for e in episodes]), np.array(
+        [len(e) for e in episodes]
+    )
+
+
+def test_standardize():
+    values = np.random.default_rng(0).standard_normal(1000) * 7 + 3
+    normal = standardize(values)
+    np.testing.assert_allclose(normal, (values - np.mean(values)) / np.std(values), atol=1e-6)
+
+
+def test_weighted_advantages_have_a_weighted_baseline():
+    """A step that no longer counts is not learned from; all weights may be 0."""
+    rng = np.random.default_rng(0)
+    advantages, weights = rng.standard_normal(1000) + 3, rng.uniform(0, 1, 1000)
+    weights[:100] = 0
+    expected = weights * (advantages - np.average(advantages, weights=weights))
+    lengths = np.array([1000])
+    batch = Batch({}, np.arange(1000), lengths, np.array([True]), ratios=weights)
+    found = standardize(weights * advantages, batch.importance_weights)
+    np.testing.assert_allclose(found, expected / expected.std(), atol=1e-6)
+    assert not found[:100].any()
+    none = replace(batch, ratios=np.zeros(1000))
+    np.testing.assert_array_equal(standardize(np.zeros(1000), none.importance_weights), 0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 100.0, -1e12, 0.1])
+def test_equal_returns_carry_no_preference(value):
+    np.testing.assert_array_equal(standardize(np.full(12345, value)), 0)
+
+
+def split_values(values, episodes):
+    """One list for each episode, of one more value than it has steps."""
+    out, start = [], 0
+    for rewards in episodes:
+        out.append(values[start : start + len(rewards) + 1])
+        start += len(rewards) + 1
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
+    """v_s - V_s = sum over t >= s of discount^(t-s) (c_s ... c_{t-1}) rho_t delta_t (Espeholt et
+    al. 2018, eq. 1), with c = lambda min(1, ratio) and rho = min(1, ratio)."""
+    episodes, discount, seed = batch
+    rewards, lengths = flat(episodes)
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(sum(len(rewards) + 1 for rewards in episodes))
+    terminated = rng.random(len(episodes)) < 0.5
+    ratios = np.exp(rng.normal(0, 1, len(rewards)))
+    expected, start = [], 0
+    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
+        v = [*v[:-1], 0.0 if ended else v[-1]]
+        ratio = ratios[start : start + len(r)]
+        start += len(r)
+        for s in range(len(r)):
+            total = 0.0
+            for t in range(s, len(r)):
+                product = np.prod([gae_lambda * min(1.0, ratio[i]) for i in range(s, t)])
+                delta = min(1.0, ratio[t]) * (r[t] + discount * v[t + 1] - v[t])
+                total += discount ** (t - s) * product * delta
+            expected.append(total)
+    weights = np.minimum(ratios, 1.0)
+    errors = td_errors(rewards, values, lengths, terminated, discount)
+    common = errors, lengths, discount * gae_lambda
+    np.testing.assert_allclose(generalized_advantages(*common, weights), expected, atol=1e-9)
+    ones = generalized_advantages(*common, np.ones_like(weights))
+    np.testing.assert_array_equal(ones, generalized_advantages(*common))

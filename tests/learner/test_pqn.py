@@ -1,7 +1,5 @@
 """PQN, compared with its formulas for one step after another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

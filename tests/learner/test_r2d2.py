@@ -1,7 +1,5 @@
 """Recurrent deep Q-learning, compared with the formula for one step after another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks of learners with replay, and what they export, against plain products."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -66,29 +64,20 @@ def slow_values(outputs: np.ndarray, dueling: bool, atoms: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("quantiles", [1, Z])
-def test_exported_values(quantiles, dueling):
-    module = discrete(quantiles=quantiles, dueling=dueling)
+@pytest.mark.parametrize("returns", [{"quantiles": 1}, {"quantiles": Z}, {"support": SUPPORT}])
+def test_exported_values(returns, dueling):
+    module, atoms = discrete(**returns, dueling=dueling), returns.get("quantiles", Z)
     outputs = output_of(module, OBSERVATIONS)
-    assert outputs.shape == (ROWS, (A + dueling) * quantiles)
-    snapshot = with_exploration(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
-    expected = slow_values(outputs, dueling, quantiles).mean(axis=2)
-    np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
-    assert snapshot.head.kind == "epsilon_greedy"
-    assert snapshot.head.arrays.keys() == {"epsilon", "repeat"}
-    check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5]})
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_exported_distributions(dueling):
-    module = discrete(support=SUPPORT, dueling=dueling)
-    outputs = output_of(module, OBSERVATIONS)
-    assert outputs.shape == (ROWS, (A + dueling) * Z)
-    snapshot = with_exploration(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
-    expected = slow_values(outputs, dueling, Z).reshape(ROWS, A * Z)
-    np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
-    assert snapshot.head.kind == "epsilon_greedy_distribution"
-    check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5], "support": SUPPORT})
+    assert outputs.shape == (ROWS, (A + dueling) * atoms)
+    exploring = {"epsilon": 0.25, "repeat": 0.5}
+    snapshot, expected = with_exploration(module.snapshot(), exploring), returns.get("support")
+    values = slow_values(outputs, dueling, atoms)
+    values = values.mean(axis=2) if expected is None else values.reshape(ROWS, A * Z)
+    np.testing.assert_allclose(by_numpy(snapshot), values, atol=1e-5)
+    kind = "epsilon_greedy" if expected is None else "epsilon_greedy_distribution"
+    assert snapshot.head.kind == kind
+    support = {} if expected is None else {"support": expected}
+    check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5]} | support)
 
 
 def check_float32(snapshot: PolicySnapshot, head: dict) -> None:

@@ -1,8 +1,6 @@
 """The squashed Gaussian at the ends of its range, against torch's distributions and autograd;
 test_off_policy.py compares whole steps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,14 +12,6 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from flame_rl.learner.off_policy.critics import squashed_gaussian
 
 ROWS, WIDTH = 50, 3
-
-
-def example(scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """An output and noise."""
-    rng = np.random.default_rng(0)
-    means = rng.normal(0, scale, (ROWS, WIDTH))
-    log_stds = rng.uniform(-3, 1, (ROWS, WIDTH))
-    return np.concatenate([means, log_stds], axis=1), rng.standard_normal((ROWS, WIDTH))
 
 
 def by_torch(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

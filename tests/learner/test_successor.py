@@ -1,7 +1,5 @@
 """Successor features, in a grid world whose action values are solved for exactly."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

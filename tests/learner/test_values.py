@@ -1,7 +1,5 @@
 """Targets and losses of action values against plain loops, and slopes against torch's autograd."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -29,15 +27,8 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, scale, shape)
 
 
-def actions_of(rows: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, ACTIONS, rows).astype(np.int32)
-
-
 def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(atoms), rows)
-
-
-# C51's projection
 
 
 def slow_projection(support, rewards, discounts, probabilities):
@@ -63,11 +54,7 @@ def slow_projection(support, rewards, discounts, probabilities):
     st.integers(2, 12),
     st.floats(-50, 50),
     st.floats(0.1, 30),
-    st.lists(
-        st.tuples(st.floats(-100, 100), st.floats(0, 1)),
-        min_size=1,
-        max_size=8,
-    ),
+    st.lists(st.tuples(st.floats(-100, 100), st.floats(0, 1)), min_size=1, max_size=8),
     st.integers(0, 1000),
 )
 def test_projection_by_algorithm_1(atoms, low, width, steps, seed):
@@ -89,9 +76,6 @@ def test_a_support_that_is_not_equidistant_is_refused(support):
 
 def test_a_wide_support_in_float32_is_equidistant():
     c51_loss(np.linspace(-1000, 1234.5, 501, dtype=np.float32))
-
-
-# Losses
 
 
 def loss_of(name: str):
@@ -148,7 +132,8 @@ NAMES = ["q", "c51", "quantile", "successor", "dueling q", "dueling c51", "dueli
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_and_slopes_by_autograd(name, weighted):
     loss, width, targets = loss_of(name)
-    outputs, actions = normal(ROWS, width, seed=6, scale=2), actions_of(ROWS)
+    outputs = normal(ROWS, width, seed=6, scale=2)
+    actions = np.random.default_rng(1).integers(0, ACTIONS, ROWS).astype(np.int32)
     samples = {"actions": actions, "targets": targets}
     if weighted:
         samples["weights"] = np.random.default_rng(7).uniform(0.1, 1, ROWS)
@@ -167,6 +152,3 @@ def test_c51_with_logits_that_no_exponential_holds():
     numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
     assert numbers["loss"] == pytest.approx(2000) and numbers["value"] == -2
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
-
-
-# Types and shapes

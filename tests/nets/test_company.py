@@ -1,8 +1,6 @@
 """The law that neighbours do not matter: a row has the same bits in any company, by every kind of
 layer and head. This file needs no torch, so that Python starts quickly for other processors."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Convolutions in NumPy against torch's, and pictures that have the same bits in any company."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

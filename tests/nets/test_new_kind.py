@@ -1,8 +1,6 @@
 """A kind of layer that is new takes a class in NumPy and a torch module, and nothing else knows it:
 it acts, learns by torch and is exported."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The NumPy forward pass against torch."""
 
-from __future__ import annotations
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,10 +10,20 @@ import model
 from flame_rl.modules.layers import LayerNorm
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import LayerKind
+from flame_rl.run.policy import Policy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from tests.helpers import random_snapshot, spec_of
+from tests.helpers import (
+    collect,
+    described,
+    environment_id,
+    plain,
+    random_snapshot,
+    spec_of,
+)
 
 ACTIVATIONS = ["tanh", "relu", "silu"]
 
@@ -143,3 +153,55 @@ def test_gaussian_sampling_by_definition():
         acting.forward(observations) + np.exp(np.float64(snapshot.head.arrays["log_std"])) * noise
     )
     np.testing.assert_allclose(acting.act(observations, noise), expected, rtol=1e-6)
+
+
+WANDERING = environment_id("Wandering")
+
+
+class SumLayer(LayerKind):
+    """The scaled sum of the episode's inputs so far."""
+
+    arrays: ClassVar = {"scale": ("in",)}
+    state = ("in",)
+
+    def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = state + x * self.scale
+        return total, total
+
+
+@pytest.fixture
+def summing(monkeypatch) -> PolicySnapshot:
+    """A policy whose action is the scaled sum of the episode's observations so far."""
+    monkeypatch.setitem(LAYERS, "sum", SumLayer)
+    layer = Layer("sum", {"scale": np.array([0.1], np.float32)})
+    return PolicySnapshot(0, (layer,), Layer("gaussian", {"log_std": np.zeros(1, np.float32)}))
+
+
+def sums(observations: np.ndarray) -> np.ndarray:
+    """What `summing` does, one step after another, rounded to float32 at each."""
+    total, found = np.float32(0), []
+    for observation in observations[:, 0]:
+        total = np.float32(float(total) + float(observation) * float(np.float32(0.1)))
+        found.append(total)
+    return np.array(found)
+
+
+def test_an_episode_remembers_its_own_steps_from_its_first(summing):
+    """More episodes than slots, which end at different times: slots are used again and again, and
+    towards the end there are fewer of them than rows of a block."""
+    count = 3 * plain(WANDERING).slots + 5
+    episodes = collect(WANDERING, range(count), summing, explore=False)
+    assert len(set(episodes.lengths.tolist())) > 5
+    for episode in episodes:
+        np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))
+
+
+def test_an_agent_remembers_until_an_episode_begins(summing):
+    agent = Policy(summing, described(WANDERING))
+    observations = np.random.default_rng(0).standard_normal((6, 1)).astype(np.float32)
+    with pytest.raises(ValueError, match="episode: none has begun"):
+        agent.act(observations[0])
+    for _ in range(2):
+        agent.begin()
+        actions = [agent.act(observation)[0] for observation in observations]
+        np.testing.assert_array_equal(actions, np.clip(sums(observations), -1, 1))

@@ -1,8 +1,6 @@
 """Layers and heads that do not fit each other, or whose arrays are no such layer's, are refused by
 name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

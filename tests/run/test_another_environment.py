@@ -1,7 +1,5 @@
 """A run's policy in other environments than its own."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A run that begins with another run's networks: what is taken, what begins anew, and the same
 bytes wherever it collects and however it goes on."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -141,12 +139,7 @@ C51 = {"algorithm": "dqn", "distribution": "c51", "atoms": 3}
         ("CartPole-v1", "ppo", {"algorithm": "dqn"}, "gives logits there and action values"),
         ("CartPole-v1", "dqn", {"algorithm": "impala"}, "gives action values there and logits he"),
         ("CartPole-v1", C51, C51 | {"distribution": "quantiles"}, "gives atoms of returns from -1"),
-        (
-            "CartPole-v1",
-            C51,
-            C51 | {"highest_return": 500.0},
-            "gives atoms of returns from -100.0 ",
-        ),
+        ("CartPole-v1", C51, C51 | {"highest_return": 500.0}, "gives atoms of returns from -100"),
         ("CartPole-v1", "dqn", {"algorithm": "sarsa"}, ""),
         ("CartPole-v1", "dqn", {"algorithm": "pqn", "layer_norm": False}, ""),
         ("CartPole-v1", C51, C51 | {"n_step": 3}, ""),
@@ -252,13 +245,12 @@ def test_a_run_that_saved_nothing_begins_again_with_the_same_state_or_not_at_all
     whole = shutil.copytree(run, tmp_path / "whole")
     begun_only(run)
     (run / "checkpoints" / "00000000.ckpt").unlink()
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0 and "Begun with there, ppo" in done.stdout, done.stderr
+    done = run_ok("--resume", "run", cwd=tmp_path)
+    assert "Begun with there, ppo" in done.stdout
     assert_same_run(run, whole)
     begun_only(run)
     (run / "checkpoints" / "00000000.ckpt").unlink()
-    grown = run_here("--resume", "there", "--iterations", "5", cwd=tmp_path)
-    assert grown.returncode == 0, grown.stderr
+    run_ok("--resume", "there", "--iterations", "5", cwd=tmp_path)
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 2 and "there has gone on or was replaced" in done.stderr
 

@@ -1,7 +1,5 @@
 """Checkpoints: what is in one, that a torn or hostile one is refused, that a crash tears none."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -29,6 +27,7 @@ from flame_rl.learner.learner import Learner
 from flame_rl.learner.make import make_learner
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.report.tables import read_columns
+from flame_rl.run import checkpoint
 from flame_rl.run.checkpoint import (
     MAGIC,
     CheckpointError,
@@ -201,14 +200,15 @@ def test_something_huge_that_is_no_checkpoint_is_not_read(path):
     assert peak < 20_000_000
 
 
-def test_a_table_that_unpacks_to_gigabytes_is_refused(path):
-    data = with_arrays(**{"table metrics.csv": np.frombuffer(zlib.compress(bytes(1 << 29)), "u1")})
+def test_a_table_that_unpacks_to_gigabytes_is_refused(path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_TABLE_BYTES", 1 << 20)
+    data = with_arrays(**{"table metrics.csv": np.frombuffer(zlib.compress(bytes(1 << 26)), "u1")})
     tracemalloc.start()
     with pytest.raises(CheckpointError, match="a table: damaged, or too large"):
         load_bytes(path, data)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 300_000_000
+    assert peak < 20_000_000
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "config", "table", "episodes", "demonstrations"])
@@ -286,7 +286,7 @@ FUZZ = {
 }
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", FUZZ)
 def test_fuzz(kind, count, path):
     @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -384,8 +384,8 @@ def test_the_newest_sound_one_is_used_and_the_damaged_are_named(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1])
     before.write_bytes(HOSTILE["a weight of NaN"])
     (tmp_path / CHECKPOINTS_NAME / "00000009.ckpt.part").write_bytes(GOOD[:100])
-    checkpoint, damaged = load_newest(tmp_path)
-    assert checkpoint.totals.iterations == 2
+    found, damaged = load_newest(tmp_path)
+    assert found.totals.iterations == 2
     assert len(damaged) == 2
     assert "00000004.ckpt" in damaged[0] and "checksum" in damaged[0]
     assert "00000003.ckpt" in damaged[1] and "not finite" in damaged[1]
@@ -416,8 +416,6 @@ def test_a_best_from_after_the_iteration_at_which_a_run_goes_on_is_found_anew(tm
             assert best.totals.iterations == expected
         assert best.score == max(scores)
 
-
-# Killed while writing.
 
 TORN = """
 import os, signal, sys
@@ -450,8 +448,8 @@ def test_killed_in_the_middle_of_a_checkpoint(tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert "00000008.ckpt.part" in names(tmp_path / "run")
     assert load_newest(tmp_path / "run")[0].totals.iterations == 4
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0 and done.stderr == ""
+    done = run_ok("--resume", "run", cwd=tmp_path)
+    assert done.stderr == ""
     assert "Going on after iteration 3" in done.stdout
     assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
     assert not list(tmp_path.rglob("*.part"))
@@ -499,8 +497,7 @@ def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_d
         read_checkpoint(path)
     assert not list(disk.rglob("*.part"))
     small_disk("4m")
-    done = run_here("--resume", "run", cwd=disk)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--resume", "run", cwd=disk)
     assert f"Going on after iteration {int(sound[0].stem) - 1}" in done.stdout
     assert_same_run(disk / "run", tmp_path / "clean" / "run")
 

@@ -1,7 +1,5 @@
 """A saved policy acts without a Trainer, for one observation or for many."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Spaces of every kind: flattened, as data, acted in, and trained in."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json
@@ -19,17 +17,11 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_parts
+from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import WireError
 from flame_rl.wire.spaces import MAX_NESTING, space_from_data, space_to_data
-from tests.helpers import (
-    described,
-    environment_id,
-    plain,
-    request_for,
-    snapshot_for,
-)
+from tests.helpers import described, environment_id, plain, request_for, snapshot_for
 
 SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 SMALL = st.integers(-5, 5)
@@ -260,9 +252,9 @@ def test_an_agent_acts_by_spaces_alone(env_id):
     spec = described(env_id)
     snapshot = snapshot_for(spec)
     agent, env = Policy(snapshot, spec), gymnasium.make(env_id)
-    (episode,) = collect_episodes(snapshot, request_for(env_id, [4], explore=False), plain(env_id))
-    seed = int(collect_seed(env_id, 4))
-    observation, _ = env.reset(seed=seed)
+    request = request_for(env_id, [4], explore=False)
+    (episode,) = collect_episodes(snapshot, request, plain(env_id))
+    observation, _ = env.reset(seed=int(reset_seed(request.run_seed, request.iteration, 4)))
     for recorded in episode.actions:
         action = agent.act(observation)
         assert env.action_space.contains(action)
@@ -271,6 +263,53 @@ def test_an_agent_acts_by_spaces_alone(env_id):
         observation, *_ = env.step(action)
 
 
-def collect_seed(env_id: str, index: int) -> int:
-    request = request_for(env_id)
-    return reset_seed(request.run_seed, request.iteration, index)
+PICTURE = spaces.Box(0, 255, (7, 6, 3), np.uint8)
+FIRST = spaces.Box(0, 255, (3, 8, 9), np.uint8)
+BYTES = spaces.Box(0, 255, (4,), np.uint8)
+NUMBERS = spaces.Box(-1, 1, (2,), np.float64)
+CHOICE = spaces.Discrete(3)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (PICTURE, [("observations", "uint8", 126, (7, 6, 3))]),
+        (BYTES, [("observations", "uint8", 4, None)]),
+        (NUMBERS, [("observations", "float32", 2, None)]),
+        # No picture: all are numbers, as ever.
+        (spaces.Dict(a=BYTES, b=CHOICE), [("observations", "float32", 7, None)]),
+        (spaces.Dict(a=PICTURE), [("observations", "uint8", 126, (7, 6, 3))]),
+        (
+            spaces.Dict(a=NUMBERS, b=CHOICE, eye=PICTURE, x=CHOICE),
+            [
+                ("observations['a'] to ['b']", "float32", 5, None),
+                ("observations['eye']", "uint8", 126, (7, 6, 3)),
+                ("observations['x']", "float32", 3, None),
+            ],
+        ),
+        (
+            spaces.Tuple([FIRST, spaces.Dict(eye=PICTURE, ram=BYTES), NUMBERS, CHOICE, CHOICE]),
+            [
+                ("observations[0]", "uint8", 216, (8, 9, 3)),
+                ("observations[1]['eye']", "uint8", 126, (7, 6, 3)),
+                ("observations[1]['ram']", "uint8", 4, None),
+                ("observations[2] to [4]", "float32", 8, None),
+            ],
+        ),
+    ],
+)
+def test_pictures_are_apart_and_neighbouring_numbers_together(space, expected):
+    inputs = observation_inputs(space)
+    assert [(each.name, each.dtype, each.width, each.picture) for each in inputs] == expected
+    assert inputs[0].start == 0 and inputs[-1].stop == spaces.flatdim(space)
+    assert [each.stop for each in inputs[:-1]] == [each.start for each in inputs[1:]]
+    columns = step_columns(EnvironmentSpec("X-v0", space, CHOICE))
+    assert [column.name for column in columns[-2:]] == ["actions", "rewards"]
+    found = [(column.name, column.dtype, *column.shape) for column in columns[:-2]]
+    assert found == [row[:3] for row in expected]
+    assert all(column.per_observation for column in columns[:-2])
+
+
+def test_there_may_be_as_many_inputs_as_parts():
+    parts = [part for _ in range(100) for part in (PICTURE, CHOICE)]
+    assert len(observation_inputs(spaces.Tuple(parts))) == 200

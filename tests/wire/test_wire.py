@@ -1,7 +1,5 @@
 """Round trips, and bytes that must be refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -1,8 +1,6 @@
 """Losses of behaviour cloning, against torch's distributions in float64, and their slopes against
 autograd."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

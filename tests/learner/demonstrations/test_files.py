@@ -1,7 +1,5 @@
 """Files of demonstrations: what they say, and that every fault in them is told in one line."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -189,12 +187,7 @@ WRONG = [
     (DISCRETE, "terminations", np.zeros(6), "truncations: missing, or the last step ends no ep"),
     (DISCRETE, "truncations", None, "truncations: missing, or the last step ends"),
     (DISCRETE, "lengths", np.array([2, 4]), "lengths: the episodes end elsewhere than by term"),
-    (
-        DISCRETE,
-        "lengths",
-        np.array([2, 2]),
-        "lengths: not the numbers of steps of episodes; they sum",
-    ),
+    (DISCRETE, "lengths", np.array([2, 2]), "lengths: not the numbers of steps of episodes; they"),
     (DISCRETE, "lengths", np.array([2, -1, 5]), "lengths: not the numbers of steps"),
     (MASKED, "action_masks", put((3, 1), False), "the action of step 2 is one that its mask forb"),
     (MASKED, "action_masks", lambda a: a[:, :3], "action_masks: shape (9, 3), and (9, 4) is"),

@@ -1,7 +1,5 @@
 """Demonstrations beside a replay memory: their share of each minibatch, and that they stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

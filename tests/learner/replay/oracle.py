@@ -1,7 +1,5 @@
 """A replay store as a Python list of episodes, and views of it as loops."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

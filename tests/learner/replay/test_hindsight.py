@@ -1,7 +1,5 @@
 """Steps with other goals against loops over an episode, which share no code with the views."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

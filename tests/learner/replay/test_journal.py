@@ -1,7 +1,5 @@
 """The journal: what is restored is as if the run had never stopped, or is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import resource
 import shutil
@@ -134,7 +132,7 @@ def test_a_flipped_byte_anywhere_is_found_and_can_be_mended(first, torn):
     read = Journal(folder, CONTINUOUS).read()
     newest = [record for record in read if record.segment == places[-1].segment]
     begins, ends = (0, newest[0].end) if first else (start, end)
-    for place in range(begins, ends):
+    for place in (*range(begins, begins + 64), *range(begins + 64, ends, 5)):
         altered = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
         path.write_bytes(altered)
         with pytest.raises(JournalError):

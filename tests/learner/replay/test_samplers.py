@@ -1,17 +1,11 @@
 """Samplers against plain arrays and exact distributions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.samplers import (
-    PrioritizedSampler,
-    SumTree,
-    uniform,
-)
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, SumTree, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
 
