@@ -4,8 +4,6 @@ Importing torch takes longer than most runs of tests. The package itself is impo
 folder of main.py; nothing of it may be imported here.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

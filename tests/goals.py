@@ -3,8 +3,6 @@
 Where GOALS_DIES names a file that does not exist, one process dies in an episode and makes it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

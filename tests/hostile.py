@@ -1,7 +1,5 @@
 """Bytes that must not do harm."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Learners for tests; apart from what else they need, because this imports torch."""
 
-from __future__ import annotations
-
 import atexit
 import copy
 import tempfile

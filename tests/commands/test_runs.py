@@ -1,7 +1,5 @@
 """`main.py runs`: the runs of a folder, at any depth, and what is no run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -74,23 +72,13 @@ def test_each_run_is_a_row_and_what_is_none_is_named(folder, capsys):
     )
     rows = [line.split() for line in lines]
     assert [Path(row[-1]).name for row in rows] == ["a", "b", "early", "empty", "0", "1"]
-    assert [row[:-1] for row in rows] == [
-        ["CartPole-v1", "reinforce", "3", "400", "training", "2.5", "3.0", "9.0", "done"],
-        ["Hopper-v5", "ppo", "0", "200", "training", "2.0", "2.0", "4.5", "interrupted"],
-        ["CartPole-v1", "reinforce", "0", "200", "training", "8.0", "8.0", "4.5", "done"],
-        ["CartPole-v1", "reinforce", "0", "0", "training", "-", "-", "0.0", "interrupted"],
-        [
-            "CartPole-v1",
-            "reinforce",
-            "0",
-            "300",
-            "evaluation",
-            "40.0",
-            "40.0",
-            "6.8",
-            "interrupted",
-        ],
-        ["CartPole-v1", "reinforce", "1", "400", "evaluation", "50.0", "60.0", "9.0", "done"],
+    assert [" ".join(row[:-1]) for row in rows] == [
+        "CartPole-v1 reinforce 3 400 training 2.5 3.0 9.0 done",
+        "Hopper-v5 ppo 0 200 training 2.0 2.0 4.5 interrupted",
+        "CartPole-v1 reinforce 0 200 training 8.0 8.0 4.5 done",
+        "CartPole-v1 reinforce 0 0 training - - 0.0 interrupted",
+        "CartPole-v1 reinforce 0 300 evaluation 40.0 40.0 6.8 interrupted",
+        "CartPole-v1 reinforce 1 400 evaluation 50.0 60.0 9.0 done",
     ]
     told = done.err.splitlines()
     assert [line.partition(" holds no run")[0] for line in told] == [

@@ -1,19 +1,16 @@
 """`main.py --seeds`: each seed's run is that of `--seed` alone; failures and Ctrl-C."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 from flame_rl.run.folder import is_held
 from flame_rl.tools import side_runs
 from flame_rl.tools.side_runs import exit_code, share_of, without
-from tests.helpers import SOON, environment_id, run_here, start_main
-from tests.runs import assert_same_run, assert_saved_weights, rows
+from tests.helpers import SOON, environment_id, run_here, run_ok, start_main
+from tests.runs import assert_same_run, assert_saved_weights, rows, wait_until
 
 QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--iterations", "2", "--steps-per-iter", "60")
 
@@ -27,19 +24,16 @@ def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other
     words = (*QUICK, "--seeds", "4", "5", "--output", "all")
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 1
-    alone = run_here(*QUICK, "--seed", "5", "--workers", "0", "--output", "alone", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
+    run_ok(*QUICK, "--seed", "5", "--workers", "0", "--output", "alone", cwd=tmp_path)
     assert_same_run(tmp_path / "all" / "seed-5", tmp_path / "alone")
     assert "Training Complete!" in (tmp_path / "all" / "seed-5.txt").read_text()
     lines = done.stdout.splitlines()
     assert any(re.fullmatch(r"seed 5: done; mean return \S+ after \d+ env steps", x) for x in lines)
     assert any(x.startswith("seed 4: ended with exit code 1; mean return ") for x in lines)
     assert re.fullmatch(r"error: seed 4: see .*all/seed-4\.txt\n", done.stderr)
-    # The same command goes on, and so does a longer one.
+    # The same command goes on, also where it is a longer one.
     (tmp_path / "all" / "seed-4" / "weights.safetensors").rmdir()
-    for same in (words, (*words, "--iterations", "3")):
-        again = run_here(*same, cwd=tmp_path)
-        assert again.returncode == 0, again.stderr
+    run_ok(*words, "--iterations", "3", cwd=tmp_path)
     assert [rows(tmp_path / "all" / f"seed-{seed}") for seed in (4, 5)] == [4, 4]  # with the header
     other = run_here(*words, "--learning-rate", "0.1", cwd=tmp_path)
     assert other.returncode == 2 and "would make it another run" in other.stdout
@@ -59,15 +53,10 @@ def test_however_it_is_ended_every_seed_is_saved(how, tmp_path):
         stderr=subprocess.PIPE,
     )
     runs = [tmp_path / "all" / f"seed-{seed}" for seed in (1, 2)]
-    until = time.monotonic() + SOON
-    while not all(rows(run) >= 2 for run in runs):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: all(rows(run) >= 2 for run in runs), SOON, process)
     process.send_signal(how)
     output, errors = process.communicate(timeout=600)
-    while any(is_held(run) for run in runs):
-        assert time.monotonic() < until + SOON
-        time.sleep(0.05)
+    wait_until(lambda: not any(is_held(run) for run in runs), SOON)
     for run in runs:
         assert_saved_weights(run)
         assert list((run / "checkpoints").glob("0*.ckpt"))

@@ -1,13 +1,10 @@
 """`main.py tune`: whole studies, with trials that train."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,7 +13,7 @@ pytest.importorskip("optuna", reason="uv run --group tune pytest")
 from flame_rl.run.folder import read_config
 from flame_rl.tools import side_runs
 from tests.helpers import SOON, run_here, run_ok, start_main
-from tests.runs import assert_same_run, rows
+from tests.runs import assert_same_run, rows, wait_until
 
 QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "240", "--local")
 SEARCH = ("--search", "learning-rate", "epochs")
@@ -42,15 +39,14 @@ def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
         for number, score in re.findall(r"^(\d)\s+([\d.]+) ", done.stdout, re.MULTILINE)
     )
     (command,) = re.findall(r"^  uv run main\.py (.*) --seeds 101 102 103$", done.stdout, re.M)
-    again = run_here(*shlex.split(command), "--workers", "0", "--output", "again", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    run_ok(*shlex.split(command), "--workers", "0", "--output", "again", cwd=tmp_path)
     assert_same_run(tmp_path / "again", study / f"trial-00{best}")
     rows_of_best = (study / f"trial-00{best}" / "metrics.csv").read_text().splitlines()
     returns = [float(row.split(",")[3]) for row in rows_of_best[1:]]
     assert min(returns) <= score + 0.05 and score - 0.05 <= max(returns)
 
-    more = run_here("tune", "--resume", "study", cwd=tmp_path)
-    assert more.returncode == 0 and command in more.stdout
+    more = run_ok("tune", "--resume", "study", cwd=tmp_path)
+    assert command in more.stdout
     assert "Best of 2 trials" in more.stdout
     other = run_here(*words, cwd=tmp_path)
     assert other.returncode == 2 and "study holds another study" in other.stderr
@@ -67,10 +63,12 @@ def test_a_killed_study_goes_on(tmp_path):
     # Killed when so many rows of that run are there.
     for run, row in (("trial-000", 3), ("trial-002", 0), ("trial-003", 5), ("final-*", 5)):
         process = start_main(*words, cwd=tmp_path, stdout=subprocess.DEVNULL)
-        until = time.monotonic() + 5 * SOON  # several runs come before it
-        while not any(rows(each) >= row for each in study.glob(f"{run}/")):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.02)
+        # Several runs come before it.
+        wait_until(
+            lambda run=run, row=row: any(rows(each) >= row for each in study.glob(f"{run}/")),
+            5 * SOON,
+            process,
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
         for each in study.glob("trial-*/config.json"):
@@ -90,10 +88,8 @@ def test_a_killed_study_goes_on(tmp_path):
 def test_ctrl_c_saves_the_trials(tmp_path):
     words = ("tune", *QUICK[:4], "--env-steps", "1000000", "--local", "--output", "study")
     process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE)
-    until = time.monotonic() + SOON
-    while not all(rows(tmp_path / "study" / f"trial-00{number}") > 2 for number in (0, 1)):
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.05)
+    trials = [tmp_path / "study" / f"trial-00{number}" for number in (0, 1)]
+    wait_until(lambda: all(rows(trial) > 2 for trial in trials), SOON, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 130 and "tune --resume study" in output

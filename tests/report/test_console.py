@@ -1,7 +1,5 @@
 """What the console shows of a run: its size, its progress, evaluations, waits for a cluster."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Learning curves: which runs are one setting, their mean, and the pictures."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np
@@ -130,12 +128,7 @@ def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_
     config = config_of(iterations=9)
     short = read_run(make_run("a", config, np.arange(1.0, 10), steps=100.0))
     long = read_run(
-        make_run(
-            "b",
-            config_of(iterations=9, seed=1),
-            np.arange(3.0, 30, 3),
-            steps=300.0,
-        )
+        make_run("b", config_of(iterations=9, seed=1), np.arange(3.0, 30, 3), steps=300.0)
     )
     x, mean, (low, high) = mean_curve((short, long), "env_steps", 0.0)
     # From where both have begun to where the last one ends; the short one then stays at 9.

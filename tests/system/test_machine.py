@@ -1,7 +1,5 @@
 """What the system is asked for."""
 
-from __future__ import annotations
-
 import math
 import platform
 import subprocess

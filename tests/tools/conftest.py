@@ -1,7 +1,5 @@
 """A short run, for the commands that take one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.helpers import run_ok

@@ -1,13 +1,10 @@
 """main.py check: what it finds out about environments whose faults and numbers are known."""
 
-from __future__ import annotations
-
 import fcntl
+import functools
 import json
 import os
 import re
-import signal
-import time
 from typing import ClassVar
 
 import gymnasium
@@ -154,12 +151,6 @@ class Brittle(Base):
         return 0.5
 
 
-class Dying(Base):
-    def reward(self, action) -> float:
-        signal.raise_signal(signal.SIGKILL)
-        return 1.0
-
-
 class Leaving(Base):
     def reward(self, action) -> float:
         os._exit(0)
@@ -177,12 +168,6 @@ class ThirdAlone(Base):
 
     def reward(self, action) -> float:
         return float(self.played < 3)
-
-
-class Hanging(Base):
-    def reward(self, action) -> float:
-        time.sleep(3600)
-        return 1.0
 
 
 class Forgetful(Base):
@@ -224,18 +209,14 @@ class Doubles(Base):
     next_observation = first_observation
 
 
-class Endlessly(Base):
-    horizon = 1 << 60
-
-
-gymnasium.register("Endlessly-v0", Endlessly)
-KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
+KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Forgetful)
 for kind in (*KINDS, Doubles, MaskUnread, Licensed, Wordless, Guess, Leaving, ThirdAlone):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
-def found(env_id: str, **fields) -> Examined:
-    return examine(Environment(env_id, **fields), SECONDS)
+@functools.cache
+def found(env_id: str) -> Examined:
+    return examine(Environment(env_id), SECONDS)
 
 
 def texts(examined: Examined, problem: bool) -> str:
@@ -304,7 +285,7 @@ def test_several_agents_are_examined_too():
             f"{HERE}:Brittle-v0",
             r"step raised ValueError: the motor burns \(.*test_checking.py, line",
         ),
-        (f"{HERE}:Dying-v0", r"it ended its process \(SIGKILL\) while it was played with random"),
+        (environment_id("KillFault"), r"it ended its process \(SIGKILL\) while it was played"),
         (f"{HERE}:Leaving-v0", r"it ended its process \(exit code 0\) while it was played with"),
         (f"{HERE}:ThirdAlone-v0", "rewards differ from step 1 on in episode 3 of an object"),
         (environment_id("TwoRewards"), "--reward-weights: .* is a vector of 2 numbers"),
@@ -343,7 +324,7 @@ def test_what_only_one_process_can_have_is_in_the_way_of_several(tmp_path, monke
 def test_an_environment_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(checking, "_MORE_SECONDS", 1)
     words = "it hangs for more than 1 s while it was played with random actions"
-    assert words in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+    assert words in texts(found(environment_id("HangFault")), problem=True)
 
 
 def test_a_thread_that_its_import_starts_is_there(tmp_path, monkeypatch):
@@ -370,23 +351,17 @@ def test_a_thread_that_its_import_starts_is_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        (
-            environment_id("LargeObservationAction"),
-            r"1 of the numbers .* 100, observation\[0\] up to 1,500:",
-        ),
+        (environment_id("LargeObservationAction"), r"1 of the numbers .* 100, observation\[0\]"),
         (environment_id("LargeObservationAction"), "--normalize-observations True where"),
         (environment_id("LargeObservationAction"), "no time limit; here episodes ended by step 4"),
-        (f"{HERE}:Endlessly-v0", "Gymnasium knows no time limit; here no episodes ended by step "),
+        (environment_id("Unlimited"), "Gymnasium knows no time limit; here no episodes ended by"),
         ("tests.goals:Bits-v0", "with --hindsight future"),
         (
             f"{HERE}:Doubles-v0",
             r"observation\['place'\] is float64, .* float32: .* with \.astype\(np\.float32\)$",
         ),
         (f"{HERE}:Wordless-v0", r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)"),
-        (
-            f"{HERE}:MaskUnread-v0",
-            r"^observation\['legal'\] and info\['valid_moves'\]: if it says which actions are all",
-        ),
+        (f"{HERE}:MaskUnread-v0", r"^observation\['legal'\] and info\['valid_moves'\]: if it"),
     ],
 )
 def test_what_is_worth_knowing_is_said_and_in_no_ones_way(env_id, words):

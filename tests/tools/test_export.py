@@ -1,7 +1,5 @@
 """ONNX files of policies, compared with the torch modules that they came from."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import sys

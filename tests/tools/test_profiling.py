@@ -1,7 +1,5 @@
 """Two measurements, what follows from them, and the command."""
 
-from __future__ import annotations
-
 import json
 import threading
 from unittest import mock
@@ -13,7 +11,7 @@ from flame_rl.commands import profile as command
 from flame_rl.commands.profile import Measured, as_text, conclusions, measure_both
 from flame_rl.run import checkpoint
 from flame_rl.run.trainer import Trainer
-from tests.flame_fixtures import Flame, run
+from tests.flame_fixtures import run
 from tests.helpers import environment_id, run_here, run_ok
 
 
@@ -121,7 +119,7 @@ def test_the_command_measures_a_run_as_it_has_become(tmp_path, monkeypatch, caps
     assert "these flags would make it another run: --gamma 0.99" in other.stderr
 
 
-def test_the_command_measures_a_cluster(flame: Flame, project, tmp_path):
+def test_the_command_measures_a_cluster(flame, project, tmp_path):
     flags = ("profile", "--env", "pace_env:Tiny-v0", "--episodes-per-iter", "30", "--json")
     finished = run(project, tmp_path, flame.environment, *flags)
     assert finished.code == 0, finished.err

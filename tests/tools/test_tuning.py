@@ -1,7 +1,5 @@
 """Studies: the same from the same seed, what goes on after an end, and their final."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
@@ -250,12 +248,7 @@ def test_half_a_line_is_dropped_and_nothing_is_unpickled(tmp_path, monkeypatch):
 
 
 # By gamma and seed, the mean return of the last policy. Seed 4 is that of the trials.
-RETURNS = {
-    ("0.95", 5): 10.0,
-    ("0.95", 6): 70.0,
-    ("0.98", 5): 60.0,
-    ("0.98", 6): 60.0,
-}
+RETURNS = {("0.95", 5): 10.0, ("0.95", 6): 70.0, ("0.98", 5): 60.0, ("0.98", 6): 60.0}
 
 
 @pytest.fixture

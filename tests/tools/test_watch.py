@@ -1,7 +1,5 @@
 """Watching a policy: the episodes of an evaluation, in films."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -26,6 +24,7 @@ from tests.helpers import (
     environment_id,
     request_for,
     run_here,
+    run_ok,
     shown_on_a_terminal,
     snapshot_for,
 )
@@ -143,8 +142,8 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
     for explore in ((), ("--explore",)):
         flags = ("run", "--episodes", "2", "--seed", "7", *explore)
         evaluated = run_here("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
-        watched = run_here("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
-        assert watched.returncode == 0 and watched.stderr == ""
+        watched = run_ok("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
+        assert watched.stderr == ""
         shown = re.findall(r"Episode (\d): return ([\d.]+) in (\d+) steps", watched.stdout)
         assert [number for number, *_ in shown] == ["0", "1"]
         rewards = [float(reward) for _, reward, _ in shown]
@@ -161,12 +160,11 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
     from flame_rl.run.trainer import TrainConfig, Trainer
 
     env = environment_id("Drawn")
-    watched = run_here(
+    watched = run_ok(
         *("watch", "--env", env, "--untrained", "--episodes", "3", "--video", "film.gif"),
         cwd=tmp_path,
         environment=BLIND,
     )
-    assert watched.returncode == 0, watched.stderr
     rewards = [float(r) for r in re.findall(r"return ([\d.]+) in 6 steps", watched.stdout)]
     with Trainer(TrainConfig(env=env, local=True, workers=0)) as trainer:
         assert np.mean(rewards) == pytest.approx(trainer.evaluate(3).reward_mean, abs=0.051)
