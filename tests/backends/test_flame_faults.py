@@ -194,7 +194,7 @@ def test_executors_that_cannot_start_again_end_no_run(fault, begin, no_torch, lo
 def test_cluster_without_an_executor_is_told_and_given_up_in_time(
     fault, fragile, begin, project, local, tmp_path
 ):
-    process = begin(fragile, *PACE, "--cluster-patience", "5", iterations=2)
+    process = begin(fragile, *PACE, "--cluster-patience", "10", iterations=2)
     if fault == "executors":
         for pid in fragile.worker_pids():
             os.kill(pid, signal.SIGKILL)
@@ -211,9 +211,9 @@ def test_cluster_without_an_executor_is_told_and_given_up_in_time(
     assert re.search(r"0 of [12] executors are working \(", told)
     hint = "docs/cluster.md" if fault == "executors" else "Start Flame's executor manager on "
     assert hint in told
-    assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 5
+    assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 10
     finished = finish(process, tmp_path)
-    assert 4 < time.monotonic() - began < 280
+    assert 9 < time.monotonic() - began < 280
     assert finished.code == 1
     assert re.search(r"0 of [12] executors are working", finished.err)
     assert hint in finished.err and "--resume" in finished.err
@@ -361,8 +361,8 @@ def test_executor_that_cannot_start_is_reported_within_a_minute(fragile, project
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        (signal.SIGTERM, "start-up"),
-        (signal.SIGINT, "collecting"),
+        (signal.SIGINT, "start-up"),
+        (signal.SIGTERM, "collecting"),
         pytest.param(signal.SIGTERM, "any", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -388,7 +388,7 @@ def test_one_signal_saves_cleans_up_and_ends(
     fragile.assert_nothing_left()
     assert_gone(tmp_path)
     if moment == "collecting":
-        assert "Training Interrupted!" in finished.out and "Final Mean Reward" in finished.out
+        assert "Training Interrupted!" in finished.out
         resumed = go_on_here(project, tmp_path)
         assert_undisturbed(resumed, local(*SLOW))
 

@@ -336,7 +336,7 @@ MODULES = {
 
 @pytest.mark.parametrize(("packages", "words"), COMMANDS, ids=lambda text: text[:60])
 def test_every_command_is_one(packages, words):
-    assert set(shlex.split(packages)[::2]) <= {"--with"}
+    assert set(shlex.split(packages)[::2]) <= {"--with", "--group"}
     name, *others = shlex.split(words)
     if name == "check":
         parse(others, extra=CheckFlags)
