@@ -21,9 +21,9 @@ class PlotCommand:
     """Draw learning curves over environment steps and over seconds; of several columns, over
     environment steps alone.
 
-    Runs that differ in nothing but the seed are one line, their mean, with a band, its 95 %
-    interval (bootstrap). A table compares their final scores, the means of the last tenth of each
-    run, with Student's 95 % interval over the seeds.
+    Runs that differ in nothing but the seed share a colour: a thin line for each, a thick one for
+    their mean, and a band, its 95 % interval (bootstrap). A table compares their final scores, the
+    means of the last tenth of each run, with Student's 95 % interval over the seeds.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()

@@ -18,6 +18,7 @@ from flame_rl.report.runs import (
     group_runs,
     mean_curve,
     read_run,
+    smooth,
     window_of,
 )
 from flame_rl.system.machine import has_display
@@ -40,8 +41,8 @@ _STYLES = tuple(
 _MARKERS = 8
 _CAPTION = (
     "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
-    "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: iterations "
-    "of a single seed, not averaged."
+    "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: each seed, "
+    "or of a single one its iterations."
 )
 
 
@@ -116,16 +117,17 @@ def plot_run(folder: Path) -> Path:
 
 
 def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) -> None:
-    """A thick line for the mean of the runs over a window of env steps; below it a band, its 95 %
-    interval, or for the iterations of a single run a thin line."""
+    """A thick line for the mean of the runs over a window of env steps, in a band, its 95 %
+    interval; below it thin lines for the runs, or for the iterations of a single one."""
     again, place = divmod(number, len(_STYLES))
     style, runs = _STYLES[place], setting.runs
     single = len(runs) == 1
     x, mean, interval = mean_curve(runs, axis, window)
-    if single:
-        # Below the thick lines of all settings.
+    for run in runs:
+        heights = run.values if single else smooth(run, window)
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
-        axes.plot(x, runs[0].values, zorder=1.9, **thin)
+        # Below the thick lines of all settings.
+        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
     axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
