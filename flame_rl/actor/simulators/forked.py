@@ -9,12 +9,15 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 # Notes of what was found, by name; each call adds to those before it.
 Note = Callable[[dict[str, Any]], None]
+# filelock, which torch imports, refuses a fork while another thread forks.
+_ONE_FORK = threading.Lock()
 # The last note, which a fork that code of an environment's ends does not write.
 _DONE = "done"
 
@@ -27,7 +30,8 @@ def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[st
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-            child = os.fork()
+            with _ONE_FORK:
+                child = os.fork()
         if child == 0:
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
