@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from benchmarks.table import machine
 from flame_rl.report.runs import final_score, read_run
 from flame_rl.run.folder import STARTS_NAME
 
@@ -163,7 +164,6 @@ def train(run: Run, options: Options) -> None:
     learned = read_run(folder)
     reached = np.flatnonzero(learned.values >= LEARNED.get(run.env, np.inf))
     start = json.loads((folder / STARTS_NAME).read_text().splitlines()[-1])
-    versions = start["versions"]
     row = {
         **{"env": run.env, "name": run.name, "seed": run.seed},
         "env_steps": int(learned.env_steps[-1]),
@@ -175,8 +175,8 @@ def train(run: Run, options: Options) -> None:
         "evaluation_high": evaluated["reward_high"],
         "command": shlex.join(run.command),
         "commit": start["flame_rl"],
-        "processor": versions.pop("processor", start["machine"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "processor": machine()["processor"],
+        "versions": ", ".join(f"{name} {number}" for name, number in start["versions"].items()),
     }
     result_of(run, options).write_text(json.dumps(row))
     print(f"{folder.name}: {row['last_tenth']:.1f}, evaluated {row['evaluation']:.1f}", flush=True)
