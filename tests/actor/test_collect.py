@@ -244,7 +244,7 @@ def test_other_weights_than_asked_for_are_refused():
         ("tests/environments.py:Catch-v0", r"without \.py.*: tests\.environments:Catch-v0$"),
         ("./my_env.py", r"without \.py.*: my_env:Mine-v0$"),
         ("tests.environments:OfGym-v0", "API of Gymnasium.*gym before 0.26.*shimmy"),
-        ("phys2d/CartPole-v1", "needs the package jax, which is not installed; it is"),
+        ("phys2d/CartPole-v1", "needs the package (jax|flax), which is not installed; it is"),
         (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),
         (environment_id("SequenceObservation"), r"observation space.*Sequence"),
         (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
