@@ -105,8 +105,7 @@ def _refuse_unusable(
     if isinstance(settings, PolicyGradient):
         samples["actions"] = acting.act(seen, None, acting.states(ROW_BLOCK), rows)
         if spec.masked:
-            allowed = np.ones((ROW_BLOCK, spec.action_dim), bool)
-            samples[ACTION_MASKS] = pack_masks(allowed)
+            samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
         wanted = {policy: 2} if shared is not None else {policy: 2, modules["value"]: 1}
         for module, count in wanted.items():
             # A copy, because a pass may count.
@@ -126,8 +125,7 @@ def _acting(policy: nn.Module, spec: EnvironmentSpec) -> ActingPolicy:
             raise UsageError(f"model.py: the policy, {type(policy).__name__}, has no {name}()")
     snapshot = policy.snapshot()
     is_one = isinstance(snapshot, PolicySnapshot)
-    layers = [*snapshot.layers, snapshot.head] if is_one else [None]
-    if not all(isinstance(each, Layer) for each in layers):
+    if not is_one or not all(isinstance(each, Layer) for each in snapshot.layers):
         raise UsageError(
             f"model.py: {name_of(policy.snapshot)} returned {snapshot!r:.100}, which is no "
             "PolicySnapshot of a tuple of Layers and a head"
@@ -141,13 +139,9 @@ def _acting(policy: nn.Module, spec: EnvironmentSpec) -> ActingPolicy:
         ) from error
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     own, there = (
-        f"observations of {width} numbers and actions of {list(choices)} choices"
-        if choices
-        else f"observations of {width} and actions of {math.prod(shape)} real numbers"
-        for width, choices, shape in (
-            (acting.observation_dim, acting.head.choices, acting.head.shape),
-            (spec.observation_dim, actions.choices, actions.shape),
-        )
+        f"observations of {width} numbers and actions of "
+        + (f"choices {list(of.choices)}" if of.choices else f"{math.prod(of.shape)} real numbers")
+        for width, of in ((acting.observation_dim, acting.head), (spec.observation_dim, actions))
     )
     if own != there:
         raise UsageError(f"model.py: the policy is for {own}, and {spec.env_id} has {there}")
