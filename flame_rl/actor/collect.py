@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import Noise, reset_seed
+from flame_rl.actor.simulators.forked import end_if_forked
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
@@ -58,7 +60,7 @@ def collect_episodes(
     policy = ActingPolicy(snapshot)
     if reason := _mismatch(request, policy, simulator):
         return failure("garbled", reason)
-    play = _Play(policy, request, simulator)
+    play, process = _Play(policy, request, simulator), os.getpid()
     last_report = time.monotonic()
     try:
         play.begin_episodes(play.running)
@@ -66,10 +68,12 @@ def collect_episodes(
             if withdrawn():
                 return failure("stale", "the learner has withdrawn this task")
             play.step()
+            end_if_forked(process)
             if (now := time.monotonic()) - last_report >= TELL_SECONDS:
                 last_report = now
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
+        end_if_forked(process)
         return failure(error.kind, str(error), traceback=error.cause, **play.where(error.slot))
     return play.episodes()
 

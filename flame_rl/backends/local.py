@@ -1,6 +1,7 @@
 """Collect on this machine: in this process, where a breakpoint in a simulator or the collector
 works, or in supervised worker processes."""
 
+import os
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import start_clock
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
+from flame_rl.actor.simulators.forked import end_if_forked
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.actor.worker.supervisor import Worker
@@ -35,11 +37,14 @@ class InlineBackend:
         self._simulator: Simulator | None = None
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
+        process = os.getpid()
         try:
             self._simulator, spec = describe(environment)
             return spec
         except SimulatorError as error:
             raise UsageError(str(error.failure(environment.env_id))) from error
+        finally:
+            end_if_forked(process)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:

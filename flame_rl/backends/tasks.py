@@ -79,7 +79,7 @@ class TaskSizes:
         self._episode_seconds = seconds * self.workers / episodes
         if not paces:
             return
-        slowest, typical = max(paces), statistics.median(paces)
+        slowest, typical = max(paces), statistics.median_low(paces)
         if (slowest - typical) * episodes / self.workers < TASK_SECONDS:
             self._slowest = 1.0  # equal tasks end together
         elif math.isinf(slowest):

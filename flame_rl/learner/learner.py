@@ -149,10 +149,11 @@ class Learner:
         """All that the next update depends on, by name; the next update changes it."""
         return _arrays_of(self.parts) | {"updates": np.array(self._updates)}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Copy what `state_dict` returned. Raises as `Stateful.load_state_dict`."""
+    def load_state_dict(self, state: dict[str, np.ndarray], undo: bool = False) -> None:
+        """Copy what `state_dict` returned. Raises as `Stateful.load_state_dict`; with `undo`, not
+        for layers that an update has added or deleted."""
         for name, part in self.parts.items():
-            load_part(part, part_of(state, name))
+            load_part(part, part_of(state, name), strict=not undo)
         self._updates = count_in(state, "updates")
 
 
@@ -169,12 +170,14 @@ def state_of(part: Stateful | nn.Module) -> dict[str, np.ndarray]:
     return state
 
 
-def load_part(part: Stateful | nn.Module, state: dict[str, np.ndarray]) -> None:
-    """Copy what `state_of` returned. Raises as `Stateful.load_state_dict`."""
+def load_part(
+    part: Stateful | nn.Module, state: dict[str, np.ndarray], strict: bool = False
+) -> None:
+    """Copy what `state_of` returned, unless `strict` also if the layers are no longer the same:
+    an update that changed them is refused at its end. Raises as `Stateful.load_state_dict`."""
     if isinstance(part, nn.Module):
         tensors = {name: torch.from_numpy(array) for name, array in state.items()}
-        # The update that is undone may have added a layer, or deleted one; it is refused for that.
-        part.load_state_dict(tensors, strict=False)
+        part.load_state_dict(tensors, strict)
     else:
         part.load_state_dict(state)
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flame_rl.learner.learner import Algorithm, Learner, modules_in
 from flame_rl.learner.rewards import make_rewards
-from flame_rl.learner.training.autograd import tensors_of
+from flame_rl.learner.training.autograd import AutogradNetwork, name_of
 from flame_rl.learner.training.device import choose_device, reproducible
 from flame_rl.learner.training.frames import Stacks
 from flame_rl.modules.networks import PolicyNetwork, inputs_of
-from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
-from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, PQNSettings, Replay
+from flame_rl.settings.algorithms import (
+    AlgorithmSettings,
+    BCSettings,
+    Critics,
+    PolicyGradient,
+    PQNSettings,
+    Replay,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
-from flame_rl.wire.inputs import observation_dtype, why_no_keys
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.inputs import observation_dtype, step_columns, why_no_keys
+from flame_rl.wire.masks import ACTION_MASKS, pack_masks
+from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
@@ -51,50 +59,93 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     with reproducible(device, config.experiment.seed):
         algorithm = _make_algorithm(config, spec, demonstrations)
         learner = Learner(config, algorithm, rewards)
-        _refuse_common_parameters(modules_in(learner.parts))
-        _refuse_another_snapshot(modules_in(learner.parts), learner.snapshot(), spec)
+        modules = modules_in(learner.parts)
+        _refuse_common_parameters(modules)
+        for name, array in learner.weights().items():
+            if not np.isfinite(array).all():
+                raise UsageError(f"model.py: {name} is NaN or infinite at first; initialise it")
+        _refuse_unusable(modules, config.algorithm, spec)
     return learner
 
 
-@torch.no_grad()
-def _refuse_another_snapshot(
-    modules: dict[str, nn.Module], snapshot: PolicySnapshot, spec: EnvironmentSpec
+def _refuse_unusable(
+    modules: dict[str, nn.Module], settings: AlgorithmSettings, spec: EnvironmentSpec
 ) -> None:
-    """Raise UsageError unless the policy of actors computes what the trained one does, at the first
-    step of some episodes. A policy that is no `PolicyNetwork` answers for itself."""
+    """Raise UsageError unless actors can run the policy in this environment and compute what the
+    trained one does (one that is no `PolicyNetwork` answers for itself), and losses see a number
+    for each step: all at the first step of some episodes."""
     shared = modules.get("shared")
     policy = modules["policy"] if shared is None else shared.policy
-    if not isinstance(policy, PolicyNetwork):
-        return
+    acting = _acting(policy, spec)
+    # Zeros and ones, which any observation may have; each row is another one.
+    places, rows = np.arange(spec.observation_dim) % ROW_BLOCK, np.arange(ROW_BLOCK)
+    seen = (places >= rows[:, None]).astype(observation_dtype(spec.observation_space))
+    frames = AutogradNetwork(policy).frames
+    samples = {"inputs": seen if frames == 1 else Stacks(seen, 0 * rows, rows, frames)}
+    samples["time"] = 0 * rows
+    if isinstance(policy, PolicyNetwork):
+
+        def output_of(own: PolicyNetwork, tensors: dict[str, Tensor]) -> tuple[Tensor]:
+            if shared is None:
+                return (own(*inputs_of(tensors)),)
+            return (own.network[-1](shared.features(own.preprocess(*inputs_of(tensors)))),)
+
+        (output,) = AutogradNetwork(policy, output_of).outputs(samples)
+        trained = policy.for_actors(output.reshape(ROW_BLOCK, -1))
+        acted = acting.forward(seen, acting.states(ROW_BLOCK), rows)
+        close = 1e-3 * np.abs(acted).max()
+        same = trained.shape == acted.shape
+        if not same or not np.allclose(trained, acted, rtol=1e-3, atol=close, equal_nan=True):
+            raise UsageError(
+                f"model.py: the policy, {type(policy).__name__}, computes something else than the "
+                "layers that actors get of it: outputs differ for the same observations; give a "
+                "layer of its own a `kind` (docs/add-a-layer.md), and a policy of its own a "
+                "`snapshot`"
+            )
+    if isinstance(settings, PolicyGradient):
+        samples["actions"] = acting.act(seen, None, acting.states(ROW_BLOCK), rows)
+        if spec.masked:
+            samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
+        wanted = {policy: 2} if shared is not None else {policy: 2, modules["value"]: 1}
+        for module, count in wanted.items():
+            # A copy, because a pass may count.
+            made = AutogradNetwork(copy.deepcopy(module)).outputs(samples)
+            if (shapes := [each.shape for each in made]) != [(ROW_BLOCK,)] * count:
+                raise UsageError(
+                    f"model.py: {name_of(module.outputs)} returned {shapes} for {ROW_BLOCK} steps, "
+                    f"in place of {count} with a number for each step, ({ROW_BLOCK},)"
+                )
+
+
+def _acting(policy: nn.Module, spec: EnvironmentSpec) -> ActingPolicy:
+    """The policy as actors have it. Raises UsageError if they refuse it, or it is one for other
+    observations or actions."""
+    for name in ("outputs", "snapshot"):
+        if not hasattr(policy, name):
+            raise UsageError(f"model.py: the policy, {type(policy).__name__}, has no {name}()")
+    snapshot = policy.snapshot()
+    is_one = isinstance(snapshot, PolicySnapshot)
+    if not is_one or not all(isinstance(each, Layer) for each in snapshot.layers):
+        raise UsageError(
+            f"model.py: {name_of(policy.snapshot)} returned {snapshot!r:.100}, which is no "
+            "PolicySnapshot of a tuple of Layers and a head"
+        )
     try:
         acting = ActingPolicy(snapshot)
     except WireError as error:
-        raise UsageError(f"model.py: actors refuse the policy: {error}") from error
-    # Zeros and ones, which any observation may have; each row is another one.
-    places = np.arange(spec.observation_dim) % ROW_BLOCK
-    dtype = observation_dtype(spec.observation_space)
-    seen = (places >= np.arange(ROW_BLOCK)[:, None]).astype(dtype)
-    rows = np.arange(ROW_BLOCK)
-    samples = {"inputs": torch.from_numpy(seen)}
-    if isinstance(policy.frames, FrameStack):
-        stacks = Stacks(seen, np.zeros_like(rows), rows, policy.frames.size[1])
-        samples = tensors_of({"inputs": stacks}, torch.device("cpu"))
-    # With a memory, of one time step.
-    inputs = [each[None] if acting.remembers else each for each in inputs_of(samples)]
-    if shared is None:
-        output = policy(*inputs)
-    else:
-        output = policy.network[-1](shared.features(policy.preprocess(*inputs)))
-    trained = policy.for_actors(output.reshape(ROW_BLOCK, -1).numpy())
-    acted = acting.forward(seen, acting.states(ROW_BLOCK), rows)
-    close = 1e-3 * np.abs(acted).max()
-    same = trained.shape == acted.shape
-    if not same or not np.allclose(trained, acted, rtol=1e-3, atol=close, equal_nan=True):
         raise UsageError(
-            f"model.py: the policy, {type(policy).__name__}, computes something else than the "
-            "layers that actors get of it: outputs differ for the same observations; give a layer "
-            "of its own a `kind` (docs/add-a-layer.md), and a policy of its own a `snapshot`"
-        )
+            f"model.py: the policy cannot act: {error}. Actors run the layers and heads of "
+            "flame_rl/nets/; make it of those, or smaller with --hidden-sizes"
+        ) from error
+    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    own, there = (
+        f"observations of {width} numbers and actions of "
+        + (f"choices {list(of.choices)}" if of.choices else f"{math.prod(of.shape)} real numbers")
+        for width, of in ((acting.observation_dim, acting.head), (spec.observation_dim, actions))
+    )
+    if own != there:
+        raise UsageError(f"model.py: the policy is for {own}, and {spec.env_id} has {there}")
+    return acting
 
 
 def _refuse_common_parameters(modules: dict[str, nn.Module]) -> None:

@@ -34,6 +34,7 @@ class FactoredHead(HeadKind):
                 f"choices: {choices.tolist()[:20]} where numbers above 0 whose sum is {width}, the "
                 "width of the output, are expected"
             )
+        self.choices = tuple(choices.tolist())
         self.noise_width = len(choices)
         self.shape = (len(choices),)
         self._ends = np.cumsum(choices)[:-1]
@@ -90,6 +91,7 @@ class EpsilonGreedyHead(HeadKind):
 
     def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
         """`epsilon` and `repeat`, see `noise_repeat`, float32 [1], are from 0 to 1."""
+        self.choices = (width,)
         self._epsilon = _probability("epsilon", epsilon)
         self.noise_repeat = _probability("repeat", repeat)
 
@@ -130,7 +132,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
             )
         if not np.isfinite(support).all():
             raise WireError("support: not finite")
-        super().__init__(width, epsilon, repeat)
+        super().__init__(width // len(support), epsilon, repeat)
         self._support = support.astype(np.float64)
 
     def values(self, output: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ class HeadKind:
         noise_repeat: the probability that a step has the noise of the step before, but for an
             episode's first step.
         dtype, shape: the type and shape of one action.
+        choices: the number of choices of each of its factors; of real numbers, none.
     """
 
     kind: ClassVar[str]
@@ -44,6 +45,7 @@ class HeadKind:
     noise_carry: float = 0.0
     noise_repeat: float = 0.0
     shape: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """An action for each row of the output.

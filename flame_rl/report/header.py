@@ -104,7 +104,7 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
         rows["Episodes per iteration"] = episodes
         total = "unknown, without a time limit" if most is None else f"at most {most:,}"
     if experiment.env_steps is not None:
-        total = f"{most:,}, to the end of an iteration"
+        total = f"{most:,}, to the end of an {'iteration' if steps is None else 'episode'}"
     elif steps is None:
         rows["Total episodes"] = iterations * episodes
     rows["Total steps"] = total

@@ -9,15 +9,13 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
 from flame_rl.learner.rewards import raised_by
-from flame_rl.nets.acting import check_snapshot
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
-from flame_rl.wire.fields import WireError
 from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.spaces import choices_of
 
 # Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
@@ -40,26 +38,13 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
         )
 
 
-def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
-    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
-    try:
-        check_snapshot(snapshot)
-    except WireError as error:
-        raise UsageError(
-            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
-            "make the network in model.py of those, or smaller with --hidden-sizes"
-        ) from error
-
-
 def training_refusal(config: TrainConfig, spec: EnvironmentSpec) -> str:
     """Why a run in such an environment would not begin, or ""."""
     from flame_rl.learner.make import make_learner  # others need no torch
 
     try:
         with own_networks():
-            learner = make_learner(config.changed(device="cpu"), spec)
-            learner.algorithm.close()
-            refuse_unless_it_can_act(learner.snapshot())
+            make_learner(config.changed(device="cpu"), spec).algorithm.close()
     except UsageError as error:
         return str(error)
     return ""
@@ -74,7 +59,8 @@ def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The most env steps of a run, but for the end of its last iteration; None: not known."""
+    """The most env steps of a run, but for the end of its last iteration or, with --steps-per-iter,
+    episode; None: not known."""
     if experiment.env_steps is not None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)
@@ -141,12 +127,15 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the user's own model.py lacks a network, or ends the program, and
-    where there is too little address space for torch."""
+    """Raise UsageError where the user's own model.py lacks a network, is no Python, or ends the
+    program, and where there is too little address space for torch."""
     try:
         yield
     except SystemExit as error:
         raise raised_by("model.py", error) from error
+    except SyntaxError as error:
+        where = f"{error.filename}, line {error.lineno}"
+        raise UsageError(f"{where}: {type(error).__name__}: {error.msg}") from error
     except (AttributeError, ImportError) as error:
         if "failed to map segment" in str(error):
             raise UsageError(

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from flame_rl.actor.environments.wrapping import check_command
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
@@ -32,12 +32,13 @@ from flame_rl.run.checkpoint import (
     refused_by_the_disk,
 )
 from flame_rl.run.policy import Action, Policy
-from flame_rl.settings.checks import Count, Seed, converted, flag
+from flame_rl.settings.checks import Count, Seed, converted, flag, refuse
 from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.system.program import typed
 from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
@@ -145,7 +146,11 @@ class Trainer:
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
         if differs := spec.differs:
             if isinstance(experiment.env, str):  # no command can name a function
-                differs += f". {check_command(experiment.env, experiment)} says more"
+                words = ["check", "--env", experiment.env]
+                for name in ("env_kwargs", "wrapper", "observe"):
+                    if values := getattr(experiment, name):
+                        words += [flag(name), *values]
+                differs += f". `{typed(shlex.join(words))}` says more"
             if self.config.execution.strict:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
@@ -156,7 +161,6 @@ class Trainer:
         # Large networks take long, too.
         made = partial(make_learner, self.config, self.spec)
         self.learner = unless_stopped(self.stop, made)
-        checks.refuse_unless_it_can_act(self.learner.snapshot())
         self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
@@ -198,7 +202,11 @@ class Trainer:
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
         saved = TrainConfig.from_data(checkpoint.config).changed(trust=False)
-        other = {name: value for name, value in (environment or {}).items() if value}
+        environment = {} if environment is None else environment
+        known = {"env", "env_kwargs", "wrapper"}
+        if not isinstance(environment, Mapping) or environment.keys() - known:
+            refuse("environment", f"a dictionary of {', '.join(sorted(known))}", environment)
+        other = {name: value for name, value in environment.items() if value}
         if "env" in other:
             other = {"env_kwargs": ()} | other
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
@@ -290,7 +298,7 @@ class Trainer:
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
-                learner.load_state_dict(before)
+                learner.load_state_dict(before, undo=True)
                 self.totals = self.before.totals
                 raise
         return result

@@ -33,8 +33,8 @@ NonNegative = Annotated[float, within(0, sys.float_info.max, "0 or more, and fin
 Number = Annotated[float, within(-sys.float_info.max, sys.float_info.max, "finite")]
 Fraction = Annotated[float, within(0, 1)]
 Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
-# What follows the last colon, and what is before it.
-PAIR = r"(?s)^.+:[^:]+$"
+# What follows the last colon, and what is before it: a module's name, which begins with no dot.
+PAIR = r"(?s)^[^.].*:[^:]+$"
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:

@@ -201,7 +201,7 @@ def keyword_texts(given: Any) -> Any:
     as a mapping, or as texts with values as in JSON or Python, or else plain text. Anything else is
     returned as it is. Raises UsageError."""
     if isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
-        if without := [word for word in given if "=" not in word]:
+        if without := [word for word in given if not re.match(r"[^\W\d]\w*=", word)]:
             refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])
         given = {name: _read(text) for name, _, text in (word.partition("=") for word in given)}
     if not isinstance(given, Mapping):

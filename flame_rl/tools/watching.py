@@ -22,7 +22,6 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.run.checks import refuse_unless_it_can_act
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.program import installs
@@ -59,12 +58,10 @@ def show(
         on_step: called after every step is shown.
 
     Raises:
-        UsageError: the policy cannot act, the environment cannot be drawn, or the film cannot be
-            written.
+        UsageError: the environment cannot be drawn, or the film cannot be written.
         RunError: the environment failed.
         Interrupted: `stop` was set; the film shows what was played until then.
     """
-    refuse_unless_it_can_act(snapshot)
     if video is not None and not has_display():
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -243,10 +243,7 @@ def test_a_slow_environment_is_not_checked_and_says_so():
     _, spec = describe(Environment(f"{HERE}:Patient-v0", **kwargs))
     assert spec.differs == ""
     assert spec.note.startswith(f"Whether {HERE}:Patient-v0 repeats itself is not checked: an obj")
-    flags = (
-        f"""--env {HERE}:Patient-v0 --env-kwargs 'note="two words"' --wrapper gymnasium:Wrapper"""
-    )
-    assert f"`uv run main.py check {flags}` takes the time" in spec.note
+    assert "The command check takes the time" in spec.note
 
 
 @pytest.mark.parametrize(

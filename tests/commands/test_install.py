@@ -240,6 +240,7 @@ def test_the_version_is_one(tmp_path):
 
 
 PART = ("tests/wire", "tests/nets", "tests/settings")
+PART += ("tests/run/test_trainer.py::test_what_is_set_around_it_changes_nothing",)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.helpers import ROOT, run_here, run_ok, run_script
+from tests.helpers import ROOT, run_here, run_main, run_ok, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -149,6 +149,18 @@ def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
 
 
+@pytest.mark.parametrize("environment", ["cartpole", {"seed": 1}])
+def test_another_environment_is_a_dictionary(environment, run):
+    with pytest.raises(UsageError, match="environment: a dictionary of env, env_kwargs, wrapper"):
+        Trainer.load(run, environment=environment)
+
+
+def test_a_model_that_is_no_python_is_named_with_its_line(tmp_path):
+    (tmp_path / "nets.py").write_text("import torch\n\ndef policy(:\n")
+    with pytest.raises(UsageError, match=r"nets\.py, line 3: SyntaxError: "):
+        Trainer(TrainConfig(model=tmp_path / "nets.py", local=True, workers=0))
+
+
 def test_after_its_end_a_trainer_says_so():
     trainer = Trainer(TrainConfig(local=True, workers=0, episodes_per_iter=2))
     trainer.close()
@@ -205,6 +217,22 @@ gymnasium.register("Unknown-v0", Ten)
 """
 
 
+FORKING = """
+import os
+import gymnasium
+from tests.environments import Base
+
+class Forking(Base):
+    def step(self, action):
+        if (child := os.fork()) == 0:
+            raise ValueError("in the fork")
+        os.waitpid(child, 0)
+        return super().step(action)
+
+gymnasium.register("OfForks-v0", Forking)
+"""
+
+
 @pytest.fixture(scope="module")
 def own_modules(tmp_path_factory) -> Path:
     """A folder with the modules above."""
@@ -243,6 +271,17 @@ def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, wo
     flags = ("--env", f"shouting:{text}-v0", *ONE_EPISODE, "--local", "--workers", workers)
     done = run_own(*flags)
     assert_readable(done.returncode, done.stderr, text)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_child_of_an_environment_that_forks_is_no_second_learner(workers, tmp_path):
+    (tmp_path / "forking.py").write_text(FORKING)
+    here = ("--env", "forking:OfForks-v0", *ONE_EPISODE, "--local", "--workers", workers)
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = run_main(*here, cwd=tmp_path, environment=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Training Complete!") == 1
+    assert "ValueError: in the fork" in done.stderr
 
 
 NO_LIMIT = "--evaluate-every: there is no time limit of limits:Unknown-v0"

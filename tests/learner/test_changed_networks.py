@@ -55,6 +55,11 @@ def of_another_class(kind):
     return change
 
 
+def with_method(name, method):
+    method.__name__ = name
+    return of_another_class(type("Own", (GaussianPolicy,), {name: method}))
+
+
 CHANGES = {
     "a forward of its own": of_another_class(OtherForward),
     "a method replaced": lambda p: setattr(p, "of_output", lambda output, samples: (output,)),
@@ -163,6 +168,45 @@ def test_random_numbers_in_an_update_are_refused(monkeypatch):
 def test_parameters_that_cannot_be_trained_are_refused(change, error, monkeypatch):
     with pytest.raises(UsageError, match=error):
         learner_with(lambda policy, value: change(value), monkeypatch)
+
+
+def four_actions(policy):
+    policy.network.append(Dense(2, 4))
+    policy.log_std = nn.Parameter(torch.zeros(4))
+
+
+AT_THE_START = {
+    "a number that is none": (
+        lambda p: p.network[0].weight.data.fill_(np.nan),
+        r"policy\.network\.0\.weight is NaN or infinite at first",
+    ),
+    "actions": (four_actions, "actions of 4 real numbers, and X-v0 has .* 2 real numbers"),
+    "a pair": (
+        with_method("snapshot", lambda self: (self.export_layers(), self.head())),
+        r"Own\.snapshot \(test_changed_networks\.py, line \d+\) returned .* no PolicySnapshot",
+    ),
+    "one tensor": (
+        with_method("outputs", lambda self, samples: self(samples["inputs"])),
+        r"Own\.outputs \(test_changed_networks\.py, line \d+\) returned Tensor \[8, 2\] for",
+    ),
+    "one of two": (
+        with_method("outputs", lambda self, samples: (self(samples["inputs"]),)),
+        r"Own\.outputs .* \[\(8, 2\)\] for 8 steps, in place of 2 with a number for each",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", AT_THE_START)
+def test_what_a_policy_gives_is_checked_at_the_start(what, monkeypatch):
+    change, error = AT_THE_START[what]
+    with pytest.raises(UsageError, match=error):
+        learner_with(lambda policy, value: change(policy), monkeypatch)
+
+
+def test_a_function_without_a_network_is_named(monkeypatch):
+    monkeypatch.setattr(model, "value", lambda spec, config: None)
+    with pytest.raises(UsageError, match="returned NoneType and no network"):
+        learner_of(True, algorithm="a2c")
 
 
 def test_a_missing_package_of_the_users_own_networks_is_named():

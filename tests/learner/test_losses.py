@@ -440,7 +440,7 @@ def test_a_parameter_that_is_replaced_in_an_update_is_refused(how, monkeypatch):
     before = {name: array.copy() for name, array in learner.state_dict().items()}
     with pytest.raises(UsageError, match=r"replacing_loss.*was replaced .* in place"):
         learner.update(random_episodes(True))
-    learner.load_state_dict(before)  # as a Trainer undoes it
+    learner.load_state_dict(before, undo=True)  # as a Trainer does
     after = learner.state_dict()
     for name in before.keys() & after.keys():
         np.testing.assert_array_equal(before[name], after[name])

@@ -187,7 +187,12 @@ def test_the_size_of_the_run_is_said_at_once(capsys):
         ({}, spec, "Total steps: at most 5,000,000"),
         ({}, replace(spec, time_limit=None), "Total steps: unknown, without a time limit"),
         ({"steps_per_iter": 2000}, spec, "Total steps: about 200,000"),
-        ({"env_steps": 30_000}, spec, "Total steps: 30,000, to the end of an iteration"),
+        ({"env_steps": 300}, spec, "Total steps: 300, to the end of an iteration"),
+        (
+            {"env_steps": 300, "steps_per_iter": 30},
+            spec,
+            "Total steps: 300, to the end of an episode",
+        ),
         ({"iterations": 3, "episodes_per_iter": 5}, pair, "Total episodes: 30"),
     ):
         ConsoleReporter(TrainConfig(**settings), where, False, Totals())

@@ -532,6 +532,14 @@ def test_an_error_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path,
     assert first < done.stderr.index("the robot fell over") < second
 
 
+def test_a_state_that_lacks_a_layer_is_refused():
+    learner = new_learner()
+    state = learner.state_dict()
+    del state["policy.network.0.bias"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        learner.load_state_dict(state)
+
+
 @pytest.mark.parametrize("value", [-1, 0.5, [1, 2], []])
 @pytest.mark.parametrize("name", ["updates", "policy_adam.steps", "returns.count"])
 def test_a_state_whose_count_is_none_is_refused(name, value):

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 import threading
-from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -55,14 +54,6 @@ def play(video, name="Drawn", stop=None, **options):
     snapshot = snapshot_for(described(env_id))
     request = request_for(env_id, **options)
     return snapshot, request, show(snapshot, request, video, stop or threading.Event())
-
-
-def test_a_policy_of_another_layer_is_refused(tmp_path):
-    env_id = environment_id("Drawn")
-    snapshot = snapshot_for(described(env_id))
-    other = replace(snapshot, layers=(replace(snapshot.layers[0], kind="unknown"),))
-    with pytest.raises(UsageError, match=r"the policy cannot act: .*unknown"):
-        next(show(other, request_for(env_id), tmp_path / "a.gif", threading.Event()))
 
 
 def test_a_film_shows_every_step_of_every_episode_once(tmp_path):

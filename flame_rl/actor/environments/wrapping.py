@@ -4,9 +4,7 @@ import ast
 import importlib
 import json
 import os
-import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -76,13 +74,3 @@ def wrappers_of(env: gymnasium.Env) -> list[gymnasium.Env]:
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)
     return layers
-
-
-def check_command(env: str, given: Any) -> str:
-    """The command that examines `env`, configured as this `Environment` or `Experiment` is."""
-    words = ["check", "--env", env]
-    for name in ("env_kwargs", "wrapper", "observe"):
-        if values := getattr(given, name):
-            words += [f"--{name.replace('_', '-')}", *values]
-    clone = (Path(__file__).parents[3] / "main.py").is_file()
-    return f"`{'uv run main.py' if clone else 'flame-rl'} {shlex.join(words)}`"

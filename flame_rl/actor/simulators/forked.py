@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,15 @@ def _write(descriptor: int, values: dict[str, Any]) -> None:
     data = json.dumps(values).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def end_if_forked(process: int) -> None:
+    """End this process unless it is `process`, with what it raised: an environment has forked, and
+    its child came back. It would go on as a second learner, or worker."""
+    if os.getpid() != process:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        os._exit(1)
 
 
 def own_bytes() -> int:

@@ -30,8 +30,10 @@ def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) 
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.failure import SimulatorError, summary, traceback_of
     from flame_rl.actor.simulators.choose import choose_simulator, describe
+    from flame_rl.actor.simulators.forked import end_if_forked
     from flame_rl.actor.simulators.simulator import Simulator
 
+    process = os.getpid()
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
     # While a request is answered, no other one comes: it can be withdrawn, or the pipe closes.
@@ -84,6 +86,7 @@ def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) 
                 message = f"the collector raised {summary(error)}"
                 failure = CollectFailure("simulator", message, traceback=traceback_of(error))
                 answer = codec.encode_failure(failure)
+            end_if_forked(process)  # where describing the environment has
             kill_at_once(False)
             write_frame(answers, answer)
     for simulator in simulators.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
+from flame_rl.system.errors import UsageError
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -92,7 +94,7 @@ class AutogradNetwork(Network):
     def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs, [B, ...] each, given the samples as arrays and as tensors."""
         if not self.remembers:
-            return self._apply(self._module, tensors)
+            return self._applied(tensors)
         time = samples["time"]
         lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
         steps, count = int(lengths.max()), len(lengths)
@@ -101,8 +103,24 @@ class AutogradNetwork(Network):
         place = torch.from_numpy(places).to(self._device)
         padded = {name: _pad(column, place, steps, count) for name, column in tensors.items()}
         with burning_in(self._module, padded.pop("burnt_in", None)):
-            outputs = self._apply(self._module, padded)
+            outputs = self._applied(padded)
         return tuple(output.flatten(0, 1)[place] for output in outputs)
+
+    def _applied(self, tensors: dict[str, Tensor]) -> Sequence[Tensor]:
+        """The outputs that the module gives. Raises UsageError for something else."""
+        outputs = self._apply(self._module, tensors)
+        rows = tensors["inputs"].shape[: 1 + self.remembers]
+        given = outputs if isinstance(outputs, tuple | list) else [outputs]
+        shapes = [each.shape if isinstance(each, Tensor) else None for each in given]
+        if given is outputs and all(each and each[: len(rows)] == rows for each in shapes):
+            return outputs
+        what = ", ".join(
+            f"{type(each).__name__} {list(s or [])}" for each, s in zip(given, shapes, strict=True)
+        )
+        raise UsageError(
+            f"model.py: {name_of(self._trained.outputs)} returned {what} for inputs of shape "
+            f"{list(tensors['inputs'].shape)}, in place of a tuple of tensors with as many rows"
+        )
 
     @torch.no_grad()
     def _synchronize(self) -> None:
@@ -157,6 +175,16 @@ class AutogradPass:
         found = iter(torch.autograd.grad(total, wanted, retain_graph=again, materialize_grads=True))
         # A frozen parameter stays as it is.
         return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """The name of a user's function or method, with its file and line."""
+    name = getattr(function, "__name__", repr(function))
+    if (owner := getattr(function, "__self__", None)) is not None:
+        name = f"{type(owner).__name__}.{name}"
+    if (code := getattr(function, "__code__", None)) is None:
+        return name
+    return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
 
 
 def to_array(tensor: Tensor) -> np.ndarray:

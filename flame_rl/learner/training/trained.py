@@ -95,8 +95,10 @@ Train = Callable[[nn.Module], TrainedNetwork]
 def flat_parameters(module: nn.Module) -> np.ndarray:
     """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
     views of it. Raises UsageError for parameters of another type or device, and for none."""
-    parameters, kind = list(module.parameters()), type(module).__name__
-    if not parameters:
+    kind = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model.py: a function returned {kind} and no network, a torch module")
+    if not (parameters := list(module.parameters())):
         raise UsageError(f"model.py: {kind} has no parameters to train; give it a layer with some")
     for name, parameter in module.named_parameters():
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
