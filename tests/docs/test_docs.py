@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from flame_rl.commands.check import CheckFlags
+from flame_rl.commands.watch import WatchCommand
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import Execution, Output
 from flame_rl.settings.experiment import Experiment
-from flame_rl.settings.parse import parse
+from flame_rl.settings.parse import parse, parse_command
 from flame_rl.settings.presets import PRESETS
 from tests.helpers import ROOT, run_forked, run_main, table
 
@@ -340,6 +341,8 @@ def test_every_command_is_one(packages, words):
     name, *others = shlex.split(words)
     if name == "check":
         parse(others, extra=CheckFlags)
+    elif name == "watch":
+        parse_command(WatchCommand, others, name)
     else:
         config, _ = parse(shlex.split(words))
         assert config.experiment.env_name
