@@ -14,7 +14,7 @@ from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
 from flame_rl.learner.on_policy.returns import generalized_advantages, standardize, td_errors
-from flame_rl.learner.training.torch_loss import torch_loss
+from flame_rl.learner.training.autograd import torch_loss
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 

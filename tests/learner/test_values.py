@@ -17,7 +17,7 @@ from flame_rl.learner.off_policy.values import (
     q_loss,
     quantile_loss,
 )
-from flame_rl.learner.training.torch_loss import torch_loss
+from flame_rl.learner.training.autograd import torch_loss
 
 ROWS, ACTIONS, ATOMS = 40, 3, 5
 SUPPORT = np.linspace(-2, 2, ATOMS)

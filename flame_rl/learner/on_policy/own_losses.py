@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from flame_rl.learner.on_policy.losses import policy_numbers
 from flame_rl.learner.rewards import import_function, raised_by
+from flame_rl.learner.training.autograd import torch_loss
 from flame_rl.learner.training.network import Loss, LossResult, Samples
-from flame_rl.learner.training.torch_loss import torch_loss
 from flame_rl.modules.networks import SharedNetwork, inputs_of
 from flame_rl.settings.algorithms import OnPolicy, loss_name
 from flame_rl.system.errors import UsageError

@@ -1,4 +1,5 @@
-"""Any torch module, differentiated by torch, on the CPU or on another device.
+"""Any torch module, differentiated by torch, on the CPU or on another device; and losses written in
+torch.
 
 Parameters, Adam, checkpoints and snapshots stay on the CPU. On another device a copy of the module
 computes: it gets the module's parameters and buffers before each pass, and its results come back as
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import Stacks
-from flame_rl.learner.training.network import Gradient, Network, Samples
+from flame_rl.learner.training.network import Gradient, Loss, LossResult, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
@@ -175,6 +177,52 @@ class AutogradPass:
         found = iter(torch.autograd.grad(total, wanted, retain_graph=again, materialize_grads=True))
         # A frozen parameter stays as it is.
         return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
+
+
+def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
+    """A `Loss` of a function in torch; also as a decorator.
+
+        @torch_loss
+        def squared_errors(samples, values):
+            return (values - samples["targets"]) ** 2
+
+    Torch differentiates the function alone, and not the network, whose outputs it gets.
+
+    Args:
+        function: called with samples and outputs as `Loss` is, but as tensors on the CPU, integers
+            as int64. It returns the loss of each sample, [B], or numbers by name, [B] each, with
+            "loss" among them. Importance "weights" it neither gets nor needs: where samples have
+            them, the loss and its gradients are multiplied by them.
+
+    Raises:
+        ValueError: in the loss, where the function's is not one number for each sample.
+    """
+
+    @wraps(function)
+    def loss(samples: Samples, *outputs: np.ndarray) -> LossResult:
+        tensors = tensors_of(samples, torch.device("cpu"))
+        weights = tensors.pop("weights", None)
+        leaves = [torch.from_numpy(output).requires_grad_() for output in outputs]
+        with torch.enable_grad():
+            result = function(tensors, *leaves)
+            numbers = dict(result) if isinstance(result, dict) else {"loss": result}
+            if numbers["loss"].shape != (len(outputs[0]),):
+                raise ValueError(
+                    f"{loss.__name__}: a loss of shape {tuple(numbers['loss'].shape)} for "
+                    f"{len(outputs[0])} samples; return one number for each, without their mean"
+                )
+            if weights is not None:
+                numbers["loss"] = weights * numbers["loss"]
+            total = numbers["loss"].sum()
+        gradients = [torch.zeros_like(leaf) for leaf in leaves]
+        if total.requires_grad:
+            gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
+        return (
+            {name: number.detach().numpy() for name, number in numbers.items()},
+            tuple(each.numpy() for each in gradients),
+        )
+
+    return loss
 
 
 def name_of(function: Callable[..., object]) -> str:
