@@ -16,7 +16,6 @@ from flame_rl.learner.on_policy.losses import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.on_policy.own_losses import own_policy_loss
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import A2CSettings
@@ -42,7 +41,7 @@ def a2c(
     epoch = shuffle(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)
-    loss = own_policy_loss(settings) or policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     steps = networks.descend(epoch, loss, step)

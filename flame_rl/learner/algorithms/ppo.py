@@ -21,7 +21,6 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
     policy_numbers,
 )
-from flame_rl.learner.on_policy.own_losses import own_policy_loss
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
@@ -39,7 +38,7 @@ def ppo(
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
     built_in = clipped_loss(settings.clip_range, settings.entropy_coefficient)
-    loss = own_policy_loss(settings) or built_in
+    loss = networks.own_loss or built_in
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers: list[dict[str, float]] = []  # of each minibatch

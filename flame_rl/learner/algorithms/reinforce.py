@@ -17,7 +17,6 @@ from flame_rl.learner.on_policy.losses import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.on_policy.own_losses import own_policy_loss
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import ReinforceSettings
@@ -51,7 +50,7 @@ def reinforce(
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay
         networks.fit_values(batch, returns, settings.value_epochs, value_rate, generator)
-    loss = own_policy_loss(settings) or policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     steps = networks.descend(epoch, loss, step)

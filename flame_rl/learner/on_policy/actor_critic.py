@@ -104,7 +104,10 @@ class ActorCritic(PolicyTraining):
 
     Attributes:
         statistics: running means and variances of observations and returns.
+        own_loss: the user's, in place of the algorithm's loss of the policy; None: there is none.
     """
+
+    own_loss: Loss | None = None
 
     def __init__(
         self,

@@ -116,8 +116,9 @@ class OnPolicyAlgorithm(Algorithm):
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnPolicyAlgorithm:
     """An algorithm with new networks. Raises UsageError as `add_auxiliary` and `own_policy_loss`
     do."""
-    own_policy_loss(config.algorithm)
+    own_loss = own_policy_loss(config.algorithm)
     networks = make_actor_critic(config, spec, in_training)
+    networks.own_loss = own_loss
     collector = None
     if config.algorithm.overlap:
         module = copy.deepcopy(networks.policy.module)
