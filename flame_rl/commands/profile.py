@@ -109,14 +109,17 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
             trainer.resume_run(found)
             backend.describe(environment_of(trainer.config, trainer.spec.env_id))
             workers = backend.executors if is_distributed(each) else local_workers(each)
-            # The first, in which workers start, does not count.
-            first, results, began = trainer.iterate(backend), [], time.monotonic()
+            begun, began = trainer.totals, time.monotonic()
+            results = [trainer.iterate(backend)]
+            if results[0].timing.collecting < _SECONDS:
+                # The first, in which workers start, counts only where an iteration takes long.
+                begun = results.pop().totals
             while not results or (
                 len(results) < _ITERATIONS and time.monotonic() < began + _SECONDS
             ):
                 results.append(trainer.iterate(backend))
-        episodes = round((results[-1].episodes - first.episodes) / len(results))
-        steps = (results[-1].env_steps - first.env_steps) / len(results)
+        episodes = round((results[-1].episodes - begun.episodes) / len(results))
+        steps = (results[-1].env_steps - begun.env_steps) / len(results)
         collecting = mean(result.timing.collecting for result in results)
         updating = mean(result.timing.updating for result in results)
         speed = steps / collecting
