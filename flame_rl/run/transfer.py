@@ -50,12 +50,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     if (files := learner.parts.get(REPLAY)) is not None:
         files.read_from(files_of(path))
     try:
-        own, state = learner.weights().keys(), checkpoint.learner
-        networks = {name.partition(".")[0] for name in own}
-        there = {name for name in state if name.partition(".")[0] in networks}
-        if other := sorted(own ^ there):
-            raise KeyError(f"{', '.join(other):.300}: only one of them has this")
-        learner.load_state_dict(state)
+        learner.load_state_dict(checkpoint.learner)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the checkpoint in {path} does not fit the network in model.py: {error}"
