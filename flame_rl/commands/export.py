@@ -7,8 +7,8 @@ from pathlib import Path
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import UsageError, say, warn
-from flame_rl.system.files import write_atomically
+from flame_rl.system.errors import say, warn
+from flame_rl.system.files import refuse_unless_file, write_atomically
 from flame_rl.system.machine import require
 
 
@@ -35,8 +35,7 @@ class ExportCommand:
 def export(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError without a policy, a writable FILE or a package."""
     command = parse_command(ExportCommand, arguments, "export")
-    if not command.file.parent.is_dir() or command.file.is_dir():
-        raise UsageError(f"{command.file}: name a file in a folder that exists")
+    refuse_unless_file(command.file)
     # Checked before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
         require(package, package, "export")

@@ -11,6 +11,7 @@ import tyro
 
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError, say, warn
+from flame_rl.system.files import refuse_unless_file
 
 if TYPE_CHECKING:
     from flame_rl.report.runs import Run
@@ -47,8 +48,7 @@ def plot(arguments: Sequence[str]) -> None:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
-    if not command.output.parent.is_dir() or command.output.is_dir():
-        raise UsageError(f"--output: {command.output}: name a file in a folder that exists")
+    refuse_unless_file(command.output, "--output: ")
     runs = _read(command.runs)
     groups = group_runs(runs)
     settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from flame_rl.system.errors import UsageError
+
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to be read. Raises OSError where there is none: a named pipe would wait; and for
@@ -22,6 +24,13 @@ def open_regular(path: Path) -> BinaryIO:
         has = f"and this machine or container has {there / 1e9:.1f} GB"
         raise OSError(errno.EFBIG, f"a file of {size / 1e9:,.1f} GB, {has}", str(path))
     return file
+
+
+def refuse_unless_file(path: Path, flag: str = "") -> None:
+    """Raise UsageError, which begins with the flag, unless `path` may become a file: it is in a
+    folder that exists, and none itself."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"{flag}{path}: name a file in a folder that exists")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

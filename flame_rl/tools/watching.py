@@ -23,6 +23,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.files import refuse_unless_file
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.program import installs
 from flame_rl.wire import messages
@@ -111,8 +112,7 @@ class Film:
         suffix = path.suffix.lower()
         if suffix not in SUFFIXES:
             raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
-        if not path.parent.is_dir() or path.is_dir():
-            raise UsageError(f"--video: {path}: name a file in a folder that exists")
+        refuse_unless_file(path, "--video: ")
         fps = float(env.metadata.get("render_fps") or _FPS)
         self._every, self._max_width = 1, math.inf
         # Colours are stored at half the resolution, so sizes must be even.
