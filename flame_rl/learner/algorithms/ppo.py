@@ -37,8 +37,7 @@ def ppo(
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
-    built_in = clipped_loss(settings.clip_range, settings.entropy_coefficient)
-    loss = networks.own_loss or built_in
+    loss = networks.own_loss or clipped_loss(settings.clip_range, settings.entropy_coefficient)
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers: list[dict[str, float]] = []  # of each minibatch
