@@ -15,6 +15,7 @@ import pytest
 
 from tests.flame_fixtures import (
     EXECUTORS,
+    HURRIED,
     MY_ENV,
     MY_WRAPPERS,
     PACE_ENV,
@@ -61,6 +62,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
+    (folder / "hurried.py").write_text(HURRIED)
     (folder / "my_env.py").write_text(MY_ENV)
     (folder / "pace_env.py").write_text(PACE_ENV)
     (folder / "my_wrappers.py").write_text(MY_WRAPPERS)

@@ -368,7 +368,7 @@ class Misbehaving(Base):
 
 
 class Slow(Base):
-    """Takes real time."""
+    """Takes real time, as a robot does, and no core."""
 
     horizon = 20
 
@@ -392,16 +392,6 @@ class OneIsSlow(Base):
 
     def reward(self, action) -> float:
         time.sleep(self.seconds)
-        return 1.0
-
-
-class Waiting(Base):
-    """As a robot does: it takes real time, and no core."""
-
-    horizon = 2
-
-    def reward(self, action) -> float:
-        time.sleep(0.02)
         return 1.0
 
 

@@ -131,6 +131,15 @@ for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
     gymnasium.register(name + "-v0", Pace, kwargs={"seconds": seconds})
 """
 
+# main.py, with a cluster that is asked more often and missed sooner.
+HURRIED = """
+import sys
+from flame_rl.backends.flame import executors
+executors.ASK_SECONDS, executors.QUIET_SECONDS = 0.5, 2.0
+import main
+sys.exit(main.main())
+"""
+
 CLUSTER = """
 cluster:
   name: test
@@ -249,13 +258,19 @@ class Finished:
         return sum(int(row[column]) for row in table(self.folder / "timing.csv"))
 
 
-def start(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Forked:
+def start(
+    project: Path,
+    folder: Path,
+    environment: dict[str, str],
+    *flags: str,
+    script: str = "main.py",
+) -> Forked:
     """Start main.py in `folder`, which is HOME too, so that no ~/.flame is read."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLAME_")}
     output = () if "--resume" in flags else ("--output", str(folder / "run"))
     env = inherited | environment | {"HOME": str(folder)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return Forked(project / "main.py", (*flags, *output), folder, env, **pipes)
+    return Forked(project / script, (*flags, *output), folder, env, **pipes)
 
 
 def finish(process: Forked, folder: Path, seconds: float = 1200) -> Finished:

@@ -37,8 +37,31 @@ SMALL = {
     "epsilon_steps": 100,
     "local": True,
 }
+# With which tiny problems are learned in seconds.
+QUICK = {
+    "iterations": 30,
+    "steps_per_iter": None,
+    "episodes_per_iter": 20,
+    "hidden_sizes": (16,),
+    "learning_rate": 0.02,
+    "max_kl": 1.0,
+    "warm_up_steps": 0,
+    "batch_size": 32,
+    "epsilon_end": 0.0,
+    "workers": 0,
+    "local": True,
+}
 # Slow enough that a moment can be picked: three seconds with two workers.
 SLOWLY = {"FAULT_SLEEP": "0.004"}
+
+
+def flags_of(options: dict[str, object]) -> list[str]:
+    """The command line of these settings."""
+    flags = []
+    for name, value in options.items():
+        words = () if name == "local" else value if isinstance(value, tuple) else (value,)
+        flags += [f"--{name.replace('_', '-')}", *map(str, words)]
+    return flags
 
 
 def survivors(tag: str, seconds: float = 50.0) -> list[psutil.Process]:

@@ -78,15 +78,6 @@ def test_equals_the_environment_one_step_at_a_time(env_id, limit):
     simulator.close()
 
 
-def test_whoever_ends_early_has_no_more_steps_and_a_time_limit_is_no_end():
-    simulator, snapshot, request = game(RELAY)
-    episodes = collect_episodes(snapshot, request(range(20)), simulator)
-    assert episodes.lengths.tolist() == 20 * [2, 5]
-    assert episodes.terminated.tolist() == 20 * [True, False]
-    assert episodes.truncated.tolist() == 20 * [False, True]
-    assert simulator.first.resets >= 2
-
-
 @pytest.mark.parametrize(("limit", "known", "length"), [(None, 2, 2), (1, 1, 1), (0, None, None)])
 def test_agents_without_a_time_limit_are_cut_by_default(limit, known, length, monkeypatch):
     monkeypatch.setattr(making, "DEFAULT_LIMIT", 2)

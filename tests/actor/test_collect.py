@@ -329,24 +329,6 @@ def test_an_action_of_no_axis_reaches_the_environment_as_a_number():
     np.testing.assert_allclose(rewards, np.clip(2 * actions[:, 0], -2, 2), rtol=1e-6)
 
 
-def test_collects_where_torch_cannot_be_imported():
-    code = """
-import sys
-sys.modules["torch"] = None
-from flame_rl.actor.collect import collect_episodes
-import flame_rl.actor.remote, flame_rl.actor.worker.supervisor
-from tests.helpers import plain, random_snapshot, request_for
-episodes = collect_episodes(
-    random_snapshot(4, 2, False), request_for("CartPole-v1"), plain("CartPole-v1")
-)
-print(len(episodes), [m for m in sys.modules if m.startswith(("flame_rl.learner", "tyro", "rich"))])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "3 []\n"
-
-
 def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
     code = "from flame_rl.actor.environments import making; from flame_rl.wire import messages; "
     code += "making.make_environment(messages.Environment('HalfCheetah-v5'))"

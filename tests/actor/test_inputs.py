@@ -9,38 +9,27 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.converting import write_observation
 from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts, step_columns
 from flame_rl.wire.messages import Environment, Episodes
 from tests.environments import ChannelsFirst, TwoInputs
-from tests.helpers import described, environment_id, plain, request_for, snapshot_for
+from tests.helpers import collect, environment_id, request_for, snapshot_for
 
 NAMES = ["observations['arm']", "observations['camera']", "observations['lamp']"]
 
 
 def played(name: str, indices=range(20)):
-    """The request, its answer by a random policy, and the reset seeds of its episodes."""
+    """The request, and its answer by a random policy."""
     env_id = environment_id(name)
-    snapshot, simulator = snapshot_for(described(env_id), hidden=(8,)), plain(env_id)
-    seeds: dict[int, int] = {}
-    reset = simulator.reset
-
-    def noted(slots, given):
-        seeds.update(enumerate(given.tolist(), len(seeds)))
-        reset(slots, given)
-
-    simulator.reset = noted
-    try:
-        request = request_for(env_id, indices)
-        return request, collect_episodes(snapshot, request, simulator), seeds
-    finally:
-        simulator.close()
+    return request_for(env_id, indices), collect(env_id, indices)
 
 
-def seen_by(name: str, episode, seed: int) -> list:
+def seen_by(name: str, request, episode) -> list:
     """What Gymnasium's environment itself shows for the episode's actions."""
+    seed = reset_seed(request.run_seed, request.iteration, episode.index)
     env = gymnasium.make(environment_id(name))
     observation, _ = env.reset(seed=seed)
     observations = [observation]
@@ -51,9 +40,9 @@ def seen_by(name: str, episode, seed: int) -> list:
 
 
 def test_every_input_is_recorded_in_its_own_type():
-    _, episodes, seeds = played("TwoInputs", [0])
+    request, episodes = played("TwoInputs", [0])
     (episode,) = episodes
-    seen = seen_by("TwoInputs", episode, seeds[0])
+    seen = seen_by("TwoInputs", request, episode)
     arm, camera, lamp = (episode.columns[name] for name in NAMES)
     assert [arm.dtype, camera.dtype, lamp.dtype] == ["float32", "uint8", "float32"]
     np.testing.assert_array_equal(arm, np.stack([o["arm"] for o in seen]).astype(np.float32))
@@ -63,7 +52,7 @@ def test_every_input_is_recorded_in_its_own_type():
 
 
 def test_bytes_are_sent_as_bytes():
-    request, episodes, _ = played("TwoInputs")
+    request, episodes = played("TwoInputs")
     message = b"".join(codec.encode_result(episodes, request))
     rows = episodes.steps + len(episodes)
     assert 46 * rows < len(message) < 46 * rows + 12 * episodes.steps + 3000
@@ -111,10 +100,10 @@ def test_a_part_that_cannot_be_learned_from_may_be_left_out():
 
 @pytest.mark.parametrize("name", ["Catch", "BooleanCatch"])
 def test_pictures_are_recorded_in_one_byte(name):
-    request, episodes, seeds = played(name, range(5))
+    request, episodes = played(name, range(5))
     assert request.columns[0].dtype == "uint8"
     for episode in episodes:
-        seen = np.stack(seen_by(name, episode, seeds[episode.index]))
+        seen = np.stack(seen_by(name, request, episode))
         assert episode.observations.dtype == np.uint8
         np.testing.assert_array_equal(episode.observations, seen.reshape(len(seen), -1))
 
@@ -124,7 +113,7 @@ def test_channels_come_last_whichever_way_a_picture_has_them(copied, monkeypatch
     if copied:  # observations that are checked one by one, and not copied as they are
         picture = ChannelsFirst.picture
         monkeypatch.setattr(ChannelsFirst, "picture", lambda env, row: picture(env, row).tolist())
-    _, episodes, _ = played("ChannelsFirst", [0, 1])
+    _, episodes = played("ChannelsFirst", [0, 1])
     seen = episodes.observations.reshape(-1, 40, 40, 3)
     assert (seen[..., 1] == 0).all() and set(np.unique(seen[..., [0, 2]])) == {200, 230}
     assert ((seen[..., 0] == 230).sum(axis=(1, 2)) == 64).mean() > 0.5
@@ -144,13 +133,13 @@ def test_a_picture_on_its_way_to_a_policy_has_its_channels_last():
 
 
 def test_whole_numbers_of_another_type_are_taken():
-    _, episodes, _ = played("WholeNumbers", [0])
+    _, episodes = played("WholeNumbers", [0])
     assert (episodes.observations.reshape(-1, 10, 5)[:, 4, 4] == 7).all()
 
 
 @pytest.mark.parametrize("name", ["Fractions", "Beyond", "NotANumber"])
 def test_what_one_byte_does_not_hold_is_refused(name):
-    _, failure, _ = played(name, [0])
+    _, failure = played(name, [0])
     assert (failure.kind, failure.step) == ("invalid", 2)
     assert "observation: step returned" in failure.message
     assert "not integers from 0 to 255" in failure.message

@@ -48,19 +48,6 @@ def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000,
     return codec.decode_result(data, request)
 
 
-def test_equals_collecting_in_this_process(worker):
-    snapshot = random_snapshot(4, 2, False)
-    request = request_for("CartPole-v1", range(12))
-    expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
-    assert_same_episodes(collect(worker, request, snapshot), expected)
-    pid = worker.pid
-    newer = random_snapshot(4, 2, False, version=1, seed=1)
-    request = request_for("CartPole-v1", range(3), version=1)
-    expected = collect_episodes(newer, request, plain("CartPole-v1"))
-    assert_same_episodes(collect(worker, request, newer), expected)
-    assert worker.pid == pid
-
-
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
     episodes = collect(worker, request_for(environment_id("Chatty"), range(20)))
     assert len(episodes) == 20

@@ -13,7 +13,6 @@ from typing import ClassVar
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Listener, Transport, gather
@@ -259,20 +258,6 @@ def test_what_happens_to_several_episodes_together_counts_against_none():
         return done(answer(data) if played else crash)
 
     assert_same_episodes(gather_with(submit, task_size=4).episodes, EXPECTED)
-
-
-def test_a_final_failure_names_the_one_episode_and_its_seed():
-    def submit(data):
-        bad = 7 in codec.decode_request(data).indices
-        failure = CollectFailure("crash", "the worker process died", "CartPole-v1")
-        return done(codec.encode_failure(failure) if bad else answer(data))
-
-    with pytest.raises(RunError) as caught:
-        gather_with(submit)
-    assert caught.value.episode == 7
-    seed = reset_seed(REQUEST.run_seed, REQUEST.iteration, 7)
-    for words in ("3 attempts", "iteration 2", "episode 7", f"seed {seed}"):
-        assert words in str(caught.value)
 
 
 def test_what_fails_on_the_way_is_not_held_against_the_episodes():

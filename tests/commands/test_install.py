@@ -99,11 +99,11 @@ def test_the_command_needs_nothing_but_its_folder(installed, project, tmp_path):
     (project / "own_env.py").write_text(OWN_ENV)
     (project / "nets.py").write_text(OWN_MODEL)
     (tmp_path / "flame-rl").write_text(CONSOLE)
-    environment = clean_environment(tmp_path) | {"PYTHONPATH": str(installed)}
+    environment = {"PYTHONPATH": str(installed)}
 
     def typed(*words: str, code: int = 0) -> str:
-        command = [sys.executable, tmp_path / "flame-rl", *words]
-        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+        script = tmp_path / "flame-rl"
+        done = run_forked(script, *words, cwd=project, environment=environment)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 

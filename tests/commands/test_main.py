@@ -292,15 +292,6 @@ def test_runs_that_begin_at_the_same_moment_get_folders_of_their_own(tmp_path, m
         assert first.is_dir() and second.is_dir() and first != second
 
 
-def test_an_environment_that_fails_to_import_shows_its_own_traceback(tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    done = run_here("--env", "broken:Mine-v0", "--workers", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "broken.py" in done.stderr and "ZeroDivisionError" in done.stderr
-    assert "main.py" not in done.stderr
-
-
 WARNED = """
 import os, signal, sys
 import gymnasium, numpy as np

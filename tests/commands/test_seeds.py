@@ -1,16 +1,28 @@
 """`main.py --seeds`: each seed's run is that of `--seed` alone; failures and Ctrl-C."""
 
+import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from flame_rl.run.folder import is_held
 from flame_rl.tools import side_runs
 from flame_rl.tools.side_runs import exit_code, share_of, without
-from tests.helpers import SOON, environment_id, run_here, run_ok, start_main
+from tests.forks import Forked
+from tests.helpers import ROOT, SOON, environment_id, run_here, run_ok, start_main
 from tests.runs import assert_same_run, assert_saved_weights, rows, wait_until
+
+
+def start_forked(words, prints):
+    """Without a new Python; test_install.py and the slow tests start the process that it is."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with prints.open("wb") as file:
+        output = {"stdout": file.fileno(), "stderr": file.fileno()}
+        return Forked(ROOT / "main.py", words, Path.cwd(), env, **output)
+
 
 QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--iterations", "2", "--steps-per-iter", "60")
 
@@ -19,6 +31,7 @@ def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(side_runs, "available_cores", lambda: 1)
+    monkeypatch.setattr(side_runs, "start_process", start_forked)
     # Where weights.safetensors is to be written.
     (tmp_path / "all" / "seed-4" / "weights.safetensors").mkdir(parents=True)
     words = (*QUICK, "--seeds", "4", "5", "--output", "all")

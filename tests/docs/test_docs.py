@@ -12,7 +12,7 @@ import pytest
 
 from flame_rl.commands.check import CheckFlags
 from flame_rl.commands.watch import WatchCommand
-from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, Replay, settings_class
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import Execution, Output
 from flame_rl.settings.experiment import Experiment
@@ -155,73 +155,64 @@ def words_of(line: str) -> list[str]:
     return shlex.split(rest)
 
 
-# Where the group of a command is installed, its games are played, shortly.
-SHORT = {
-    "--iterations": "2",
-    "--env-steps": "40",
-    "--steps-per-iter": "20",
-    "--warm-up-steps": "10",
-    "--max-episode-steps": "15",
-    "--updates-per-step": "0.05",
-}
-
-
 @pytest.mark.parametrize("group", ["own", "minatar", pytest.param("atari", marks=pytest.mark.slow)])
 def test_the_page_of_pictures_works(project, group):
-    of_group = {"own": ["falling:"], "minatar": ["minatar_games:"], "atari": ["atari_games:"]}[
-        group
-    ]
+    """Where the group of its commands is installed, its games are played."""
     for package in {"own": [], "minatar": ["minatar"], "atari": ["ale_py", "cv2"]}[group]:
         pytest.importorskip(package, reason=f"uv run --group {group} pytest")
     commands = []
     for language, text in blocks(ROOT / "docs" / "pictures.md"):
         if language == "python":
-            first, _, rest = text.partition("\n")
-            (project / first.removeprefix("# ")).write_text(rest)
-            continue
-        before = "uv run " if group == "own" else f"uv run --group {group} "
-        if any(module in text for module in of_group):
-            lines = text.splitlines()
-            assert all(line.startswith(f"{before}main.py ") for line in lines)
-            commands += [shlex.split(line.removeprefix(before))[1:] for line in lines]
+            write(project, text)
+        elif {"own": "falling:", "minatar": "minatar_games:", "atari": "atari_games:"}[
+            group
+        ] in text:
+            commands += [words_of(line) for line in text.splitlines()]
     assert commands
-    if group == "own":
-        commands = [shortened(words) for words in commands]
-    else:
-        commands = [with_values(words) for words in commands]
-    run(project, of_commands(commands))
+    run(project, of_commands([shortened(words) for words in commands]))
     assert group != "own" or (project / "runs" / "catch" / "metrics.csv").exists()
 
 
-def with_values(words: list[str]) -> list[str]:
-    """The same command, over in seconds."""
-    shown = dict(zip(words[::2], words[1::2], strict=True))
-    chosen = {name: value for name, value in SHORT.items() if name in shown}
-    chosen["--max-episode-steps"] = SHORT["--max-episode-steps"]
-    return [*(word for pair in (shown | chosen).items() for word in pair), "--workers", "0"]
+# Of a shortened command, the greatest value of each flag that it has.
+MOST = {
+    "--iterations": 2,
+    "--env-steps": 200,
+    "--steps-per-iter": 100,
+    "--episodes-per-iter": 4,
+    "--warm-up-steps": 50,
+    "--epochs": 2,
+    "--episodes": 5,
+    "--trials": 2,
+    "--finalists": 1,
+    "--final-seeds": 1,
+    "--final-env-steps": 200,
+}
 
 
 def shortened(words: list[str]) -> list[str]:
-    """The same command with four iterations, which is more than a replay learner's warm-up, of at
-    most a thousand steps in short episodes, and without workers."""
-    limits = (
-        ("--iterations", 4),
-        ("--trials", 2),
-        ("--finalists", 1),
-        ("--final-seeds", 1),
-        ("--final-env-steps", 1000),
-        ("--env-steps", 1000),
-        ("--steps-per-iter", 1000),
-    )
-    for flag_name, most in limits:
-        if flag_name in words:
-            place = words.index(flag_name) + 1
-            words[place] = str(min(most, int(words[place])))
+    """The same command, over in seconds: a few iterations of short episodes, without workers, and
+    of a learner with replay a warm-up that is shorter than one."""
+    for place, word in enumerate(words[:-1]):
+        if word in MOST:
+            words[place + 1] = str(min(MOST[word], int(words[place + 1])))
+    more: dict[str, object] = {}
     if {"--iterations", "--env-steps"} & set(words):
-        words += ["--workers", "0", "--max-episode-steps", "100"]
-        if words[0] == "tune" and "--finalists" not in words:
-            words += ["--finalists", "1", "--final-seeds", "1", "--final-env-steps", "1000"]
-    return words
+        more = {"--workers": 0, "--max-episode-steps": 50}
+        name = words[words.index("--algorithm") + 1] if "--algorithm" in words else "reinforce"
+        if words[0] == "tune":
+            more |= {flag: MOST[flag] for flag in MOST if flag.startswith("--final")}
+        elif "--episodes-per-iter" not in words:
+            more["--steps-per-iter"] = MOST["--steps-per-iter"]
+        if name == "munchausen" or (
+            name in ALGORITHMS and issubclass(settings_class(name), Replay)
+        ):
+            more["--warm-up-steps"] = MOST["--warm-up-steps"]
+    elif words[0] == "evaluate":
+        more = {"--workers": 0, "--episodes": MOST["--episodes"]}
+    elif words[0] == "check":
+        more = {"--seconds": 0.5}
+    pairs = [(name, str(value)) for name, value in more.items() if name not in words]
+    return [*words, *(word for pair in pairs for word in pair)]
 
 
 def of_commands(commands: list[list[str]]) -> str:

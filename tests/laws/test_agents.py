@@ -14,28 +14,18 @@ from PIL import Image, ImageSequence
 from flame_rl import Trainer
 from flame_rl.run.iteration import training_request
 from flame_rl.run.results import Totals, mean_interval
+from tests import runs
 from tests.helpers import run_here, run_ok
 from tests.learners import make_config
 
 RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
-QUICK = {
-    "iterations": 30,
-    "steps_per_iter": None,
-    "episodes_per_iter": 20,
-    "hidden_sizes": (16,),
-    "learning_rate": 0.02,
+QUICK = runs.QUICK | {
     "value_learning_rate": 0.02,
     "minibatches": 2,
-    "max_kl": 1.0,
     "gamma": 0.5,
-    "warm_up_steps": 0,
-    "batch_size": 32,
     "updates_per_step": 0.3,
     "epsilon_steps": 1000,
-    "epsilon_end": 0.0,
     "capacity": 5_000,
-    "workers": 0,
-    "local": True,
 }
 
 

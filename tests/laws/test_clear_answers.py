@@ -30,7 +30,7 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.helpers import ROOT, run_here, run_main, run_ok, run_script
+from tests.helpers import ROOT, run_forked, run_here, run_ok, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -45,11 +45,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--env", ":Mine-v0"), "--env: a module and an id"),
-        (("--output=",), "--output: a value is missing"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
-        (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
-        (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
         (("--hidden-sizes", *["2"] * 32), "a policy of 66 layers, activations among them; at"),
     ],
 )
@@ -278,7 +274,7 @@ def test_the_child_of_an_environment_that_forks_is_no_second_learner(workers, tm
     (tmp_path / "forking.py").write_text(FORKING)
     here = ("--env", "forking:OfForks-v0", *ONE_EPISODE, "--local", "--workers", workers)
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = run_main(*here, cwd=tmp_path, environment=path)
+    done = run_forked(ROOT / "main.py", *here, cwd=tmp_path, environment=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Training Complete!") == 1
     assert "ValueError: in the fork" in done.stderr

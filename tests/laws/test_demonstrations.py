@@ -13,7 +13,7 @@ from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here, run_ok
-from tests.runs import assert_same_run
+from tests.runs import assert_same_run, flags_of
 
 pytestmark = pytest.mark.faults
 
@@ -54,17 +54,9 @@ def options_of(run: str, files: Path, **more) -> dict:
     return chosen | {"demonstrations": str(files / FILES[chosen["env"]])} | more
 
 
-def flags_of(run: str, files: Path, **more) -> list[str]:
-    flags = []
-    for name, value in options_of(run, files, **more).items():
-        words = value if isinstance(value, tuple) else (value,)
-        flags += [f"--{name.replace('_', '-')}", *([] if name == "local" else map(str, words))]
-    return flags
-
-
 def train(folder: Path, run: str, files: Path, **more) -> Path:
     folder.mkdir(exist_ok=True)
-    done = run_ok(*flags_of(run, files, **more), "--output", "run", cwd=folder)
+    done = run_ok(*flags_of(options_of(run, files, **more)), "--output", "run", cwd=folder)
     assert "Demonstrations: 6 episodes of " in done.stdout
     return folder / "run"
 

@@ -19,7 +19,7 @@ from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from tests.helpers import contents, environment_id, run_here, run_ok
-from tests.runs import assert_same_run, rows
+from tests.runs import assert_same_run, flags_of, rows
 
 pytestmark = pytest.mark.faults
 
@@ -52,24 +52,18 @@ RUNS = {
 ALGORITHMS = list(RUNS)
 
 
+def options_of(algorithm: str, **options) -> dict[str, object]:
+    return {"algorithm": algorithm} | SMALL | RUNS[algorithm] | options
+
+
 def config_of(algorithm: str, **options) -> TrainConfig:
-    return TrainConfig(algorithm=algorithm, **(SMALL | RUNS[algorithm] | options))
-
-
-def flags_of(algorithm: str, **options) -> list[str]:
-    """The command line of the same configuration."""
-    flags = ["--algorithm", algorithm]
-    for name, value in (SMALL | RUNS[algorithm] | options).items():
-        words = value if isinstance(value, tuple) else (value,)
-        switch = name == "local"
-        flags += [f"--{name.replace('_', '-')}", *([] if switch else map(str, words))]
-    return flags
+    return TrainConfig(**options_of(algorithm, **options))
 
 
 def train(folder: Path, algorithm: str, **options) -> Path:
     """The folder of a run that came to its end."""
     folder.mkdir(exist_ok=True)
-    run_ok(*flags_of(algorithm, **options), "--output", "run", cwd=folder)
+    run_ok(*flags_of(options_of(algorithm, **options)), "--output", "run", cwd=folder)
     return folder / "run"
 
 
@@ -272,7 +266,7 @@ def test_a_run_that_failed_is_resumed(failure, wholes, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "train", broken)
-        flags = [*flags_of(algorithm, keep_checkpoints=1), "--output", "run"]
+        flags = [*flags_of(options_of(algorithm, keep_checkpoints=1)), "--output", "run"]
         done = run_here(*flags, cwd=tmp_path)
     assert "Traceback" not in done.stderr
     if failure == "exception":
@@ -294,7 +288,7 @@ def test_a_network_that_diverges_is_refused(algorithm, rate, tmp_path):
     options = {"learning_rate": rate}
     if algorithm == "sac":
         options["value_learning_rate"] = rate
-    done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=tmp_path)
+    done = run_here(*flags_of(options_of(algorithm, **options)), "--output", "run", cwd=tmp_path)
     assert "Traceback" not in done.stderr
     if done.returncode != 0 or rate == 1e37:
         assert done.returncode == 1
@@ -363,25 +357,6 @@ def test_damaged_experience_is_refused(how, wholes, tmp_path):
     assert_same(run, wholes("dqn"))
 
 
-def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
-    whole = wholes("dqn")
-    kept = {}
-    for count in (1, 9):
-        run = train(tmp_path / str(count), "dqn", keep_checkpoints=count)
-        assert_same(run, whole)
-        kept[count] = len(contents(run / "replay"))
-        checkpoints = list_checkpoints(run / "checkpoints")
-        assert len(checkpoints) == min(count, ITERATIONS // 2)
-        for checkpoint in checkpoints:
-            again = Path(shutil.copytree(run, tmp_path / str(count) / checkpoint.stem))
-            for path in checkpoints:
-                if path.stem > checkpoint.stem:
-                    (again / "checkpoints" / path.name).unlink()
-            resume(again)
-            assert_same(again, whole)
-    assert kept[1] < kept[9]
-
-
 def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
     """To train on from it is refused; it says so, and the newest one is as good as before."""
     options = {"keep_checkpoints": 1, "evaluate_every": 1, "evaluate_episodes": 1}
@@ -429,7 +404,7 @@ def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch
 def test_an_episode_that_is_longer_than_the_capacity(flags, words, tmp_path):
     """Known from the time limit, or once there is one."""
     env = ("--env", environment_id("ObservationAction"))
-    done = run_here(*flags_of("dqn"), *env, *flags, "--output", "run", cwd=tmp_path)
+    done = run_here(*flags_of(options_of("dqn")), *env, *flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"error: --capacity: {words}" in done.stderr
     assert (tmp_path / "run").exists() == ("none" in flags)

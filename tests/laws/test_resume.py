@@ -238,14 +238,6 @@ def test_a_config_that_is_not_that_of_the_run_is_refused(change, words, killed, 
     assert before == contents(killed)
 
 
-def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
-    arguments = (*RUN, "--workers", "0", "--output", "run", "--iterations", "9")
-    run_ok(*arguments, cwd=tmp_path)
-    arguments = ("--resume", "run", "--iterations", str(ITERATIONS))
-    run_ok(*arguments, cwd=tmp_path)
-    assert_same_run(tmp_path / "run", whole)
-
-
 def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
     arguments = (*RUN, "--learning-rate-decay", "True", "--iterations", "2", "--output", "run")
     run_ok(*arguments, cwd=tmp_path)

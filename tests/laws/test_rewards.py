@@ -6,23 +6,7 @@ import pytest
 from flame_rl import Trainer
 from tests.helpers import environment_id, run_here, run_ok
 from tests.learners import make_config
-
-QUICK = {
-    "iterations": 30,
-    "steps_per_iter": None,
-    "episodes_per_iter": 20,
-    "hidden_sizes": (16,),
-    "learning_rate": 0.02,
-    "max_kl": 1.0,
-    "warm_up_steps": 0,
-    "batch_size": 32,
-    "updates_per_step": 0.5,
-    "epsilon_steps": 300,
-    "epsilon_end": 0.0,
-    "capacity": 2_000,
-    "workers": 0,
-    "local": True,
-}
+from tests.runs import QUICK
 
 
 def opposite(episode) -> np.ndarray:
@@ -40,7 +24,8 @@ HERE = "tests.laws.test_rewards"
 @pytest.mark.parametrize("algorithm", ["reinforce", "dqn"])
 def test_the_shaped_reward_is_learned_and_the_own_one_reported(algorithm):
     """Action 1 pays; the function pays action 0 instead."""
-    options = QUICK | {"algorithm": algorithm, "evaluate_every": 30, "reward": f"{HERE}:opposite"}
+    options = QUICK | {"updates_per_step": 0.5, "epsilon_steps": 300, "capacity": 2_000}
+    options |= {"algorithm": algorithm, "evaluate_every": 30, "reward": f"{HERE}:opposite"}
     with Trainer(make_config(environment_id("ActionReward"), **options)) as trainer:
         *_, last = trainer
         evaluation = trainer.evaluate(episodes=10)

@@ -63,13 +63,3 @@ def test_as_one_by_one(per_step, batch_size, warm_up, data):
 def test_a_tenth_is_a_tenth():
     """The binary number nearest to 0.29 is a little less; a hundred of it are 29."""
     assert gradient_steps_due(replay(0.29, 1, 1), 101, 29) == 1
-
-
-@given(EIGHTHS, st.integers(1, 9), st.integers(0, 30), st.integers(0, 300))
-def test_the_words_about_it_are_its_numbers(per_step, batch_size, warm_up, env_steps):
-    """As many for each env step from the warm-up's last one on; where these are parts of a gradient
-    step, that one has a whole one."""
-    chosen, last = replay(per_step, batch_size, warm_up), max(1, warm_up)
-    after = per_step * (env_steps - last) + max(1, per_step)
-    expected = int(after) if env_steps >= last else 0
-    assert gradient_steps_due(chosen, env_steps, 0) == expected

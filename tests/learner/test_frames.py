@@ -8,17 +8,16 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step, sequences
+from flame_rl.learner.off_policy.replay.views import sequences
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks
-from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Layer
 from tests.helpers import collect, described, environment_id
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
-from tests.learners import make_config, make_learner, policy_and_value
+from tests.learners import make_config, make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 K = 4
@@ -50,7 +49,7 @@ def test_a_batch_stands_for_the_stacks_of_its_episodes():
 @pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
 @pytest.mark.parametrize("capacity", [16, 19, 40])
 def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
-    """At the ring's end, too."""
+    """At the ring's end, too; tests/learner/replay/test_hindsight.py asks it of n steps."""
     store = ReplayStore(columns, capacity, K)
     assert store_bytes(store) == store_bytes(ReplayStore(columns, capacity))
     known = []
@@ -58,17 +57,7 @@ def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
         episodes = make_episodes(LENGTHS, TERMINATED, seed, columns)
         store.add(episodes)
         known += [(e.observations, t, e.length) for e in episodes for t in range(e.length)]
-        positions = np.arange(store.first, store.steps)
-        for n, view in [
-            (1, n_step(store, positions, 1, 0.9)),
-            (3, n_step(store, positions, 3, 0.9)),
-        ]:
-            for row, position in enumerate(positions):
-                observations, t, length = known[position]
-                seen, following = view["observations"][row], view["next_observations"][row]
-                np.testing.assert_array_equal(seen, stack(observations, t))
-                np.testing.assert_array_equal(following, stack(observations, min(t + n, length)))
-        view = sequences(store, positions, 3, 0, 0.9)
+        view = sequences(store, np.arange(store.first, store.steps), 3, 0, 0.9)
         for row, start in enumerate(view["starts"]):
             observations, t, length = known[start]
             for step in range(3):
@@ -123,37 +112,12 @@ def test_actors_and_learner_see_the_same(name, memory):
     np.testing.assert_allclose(log_probs_of(networks.policy.network, samples), whole, atol=1e-5)
 
 
-def test_a_picture_becomes_channels():
-    """The newest frame of a place is its last channel, as in a stack of NumPy's along the end."""
-    frames = torch.arange(2 * 3 * 24).reshape(2, 3, 24)  # three frames of 4 x 3 x 2
-    got = FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
-    expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
-    np.testing.assert_array_equal(got, expected)
-
-
-ACTIONS = {
-    "categorical": spaces.Discrete(5),
-    "factored": spaces.MultiDiscrete([2, 4]),
-    "gaussian": spaces.Box(-1, 1, (3,)),
-}
-
-
-def spec_of(shape: tuple[int, ...], actions: str = "categorical", dtype=np.uint8):
-    high = 1 if dtype is bool else 255
-    return EnvironmentSpec("X-v0", spaces.Box(0, high, shape, dtype), ACTIONS[actions])
-
-
-def networks(spec: EnvironmentSpec, **options):
-    """Policy and value network, away from the policy's small first outputs."""
-    settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
-    torch.manual_seed(0)
-    made = policy_and_value(spec, make_config("X-v0", **settings))
-    with torch.no_grad():
-        for module in made:
-            for parameter in module.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-        made[1].scale.fill_(3.0)
-    return made
+def layers_for(shape: tuple[int, ...], dtype: type, **options) -> tuple[Layer, ...]:
+    picture = spaces.Box(0, 1 if dtype is bool else 255, shape, dtype)
+    config = make_config("X-v0", algorithm="ppo", hidden_sizes=(12,), **options)
+    return model.policy(
+        EnvironmentSpec("X-v0", picture, spaces.Discrete(5)), config
+    ).export_layers()
 
 
 @pytest.mark.parametrize(
@@ -175,13 +139,12 @@ def networks(spec: EnvironmentSpec, **options):
 )
 def test_the_network_follows_from_the_picture(shape, filters):
     for dtype in (np.uint8, bool):
-        spec = spec_of(shape, dtype=dtype)
-        layers = networks(spec)[0].snapshot().layers
+        layers = layers_for(shape, dtype)
         found = [layer.arrays["weight"].shape for layer in layers if layer.kind == "convolution"]
         assert found == filters
         large = len(filters) == len(model.LARGE_PICTURES)
         assert layers[0].kind == ("center" if large else "scale")
-        plain = networks(spec, normalize_observations=False)[0].snapshot().layers[0]
+        plain = layers_for(shape, dtype, normalize_observations=False)[0]
         assert plain.kind == "scale"
         assert plain.arrays["factor"] == pytest.approx(1 if dtype is bool else 1 / 255)
         dense = [layer.arrays["weight"].shape for layer in layers if layer.kind == "dense"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import model
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
 from flame_rl.modules.layers import Branches, Dense, layers_of
@@ -14,7 +15,7 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
 from tests.helpers import together
-from tests.learners import make_config, make_learner, policy_and_value
+from tests.learners import make_config, make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPACE = spaces.Dict(
@@ -44,20 +45,17 @@ def columns_of(rows: int, seed: int = 0, space: spaces.Space = SPACE) -> dict[st
     }
 
 
-def networks(spec: EnvironmentSpec, **options):
-    """Policy and value network, away from the policy's small first outputs, with statistics."""
+def policy_of(spec: EnvironmentSpec, **options) -> torch.nn.Module:
+    """Away from its small first outputs, with statistics."""
     settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
     torch.manual_seed(0)
-    made = policy_and_value(spec, make_config("X-v0", **settings))
-    rng = np.random.default_rng(3)
+    policy, rng = model.policy(spec, make_config("X-v0", **settings)), np.random.default_rng(3)
     with torch.no_grad():
-        for module in made:
-            for parameter in module.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-            for numbers, part in normalizers_of(module.normalizer):
-                part.set(*rng.uniform(1, 4, (2, numbers.stop - numbers.start)))
-        made[1].scale.fill_(3.0)
-    return made
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    for numbers, part in normalizers_of(policy.normalizer):
+        part.set(*rng.uniform(1, 4, (2, numbers.stop - numbers.start)))
+    return policy
 
 
 def by_definition(module, x: np.ndarray) -> np.ndarray:
@@ -101,7 +99,7 @@ def by_definition(module, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("frames", [1, 3])
 def test_what_acts_and_what_learns_are_the_definition(frames):
     """Step by step in NumPy, and all at once from the columns of an episode."""
-    policy, _ = networks(spec_of(), frame_stack=frames)
+    policy = policy_of(spec_of(), frame_stack=frames)
     columns = columns_of(6)
     whole = SideBySide(tuple(columns.values()))
     flat = np.asarray(whole)

@@ -126,25 +126,6 @@ def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("variant", ["value", "gae"])
-def test_values_are_fitted_after_they_were_used(variant):
-    """What is used is from earlier iterations; what is learned is the returns of this one."""
-    options = VARIANTS[variant] | {"value_epochs": 300}
-    learner = learner_of(True, gamma=0.9, **(options | {"value_learning_rate": 0.02}))
-    episodes = random_episodes(True)
-    with torch.no_grad():
-        last = [
-            learner.parts["value"](torch.from_numpy(e.observations[-1:])).item() for e in episodes
-        ]
-    metrics = learner.update(episodes)
-    assert metrics["value_loss"] < 0.02
-    if variant == "value":
-        with torch.no_grad():
-            for episode, expected in zip(episodes, slow_returns(episodes, 0.9, last), strict=True):
-                predicted = learner.parts["value"](torch.from_numpy(episode.observations[:-1]))
-                assert predicted.numpy() == pytest.approx(expected, abs=0.4)
-
-
 def test_the_number_of_cores_changes_no_bit(monkeypatch):
     # So many slices that all cores compute some.
     monkeypatch.setattr(compiled, "_WORKSPACE", 1)
@@ -219,19 +200,6 @@ def test_a_snapshot_is_a_copy():
         for now, before, after in zip(*(layer.arrays.values() for layer in layers), strict=True):
             np.testing.assert_array_equal(now, before)
             assert (after != before).any()
-
-
-def test_the_learning_rate_falls_to_nothing():
-    options = {"learning_rate_decay": True, "algorithm": "a2c"}
-    learner = learner_of(True, learning_rate=1e-3, **options)
-    moves = []
-    for progress in (0, 0.25, 0.5, 0.75, 1, 1.25):
-        before = learner.parts["policy_adam"].parameters.copy()
-        learner.update(random_episodes(True), progress)
-        moves.append(float(np.abs(learner.parts["policy_adam"].parameters - before).max()))
-    assert moves[0] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
-    assert moves[0] > moves[1] > moves[2] > moves[3] > 0
-    assert moves[4:] == [0, 0]
 
 
 def distribution(policy, observations, continuous: bool) -> torch.distributions.Distribution:

@@ -11,7 +11,6 @@ from torch import nn
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training import autograd
-from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
@@ -159,19 +158,9 @@ def test_losses_gradient_and_norms_are_those_of_the_plain_sum(
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_a_shared_policy_acts_as_it_learns_and_carries_nothing_else(algorithm):
-    learner = shared_learner(True, algorithm=algorithm, normalize_observations=True, **AUXILIARY)
-    for _ in range(3):
-        learner.update(random_episodes(True))
-    module, snapshot = learner.parts["shared"], learner.snapshot()
-    assert [layer.kind for layer in snapshot.layers] == ["normalize", "dense", "tanh", "dense"]
-    observations = np.random.default_rng(3).standard_normal((16, 3)).astype(np.float32)
-    with torch.no_grad():
-        expected = module.policy(torch.from_numpy(observations)).numpy()
-    np.testing.assert_allclose(
-        ActingPolicy(snapshot).forward(observations), expected, rtol=1e-4, atol=1e-5
-    )
+def test_a_shared_policy_carries_nothing_else_to_actors():
+    layers = shared_learner(True, normalize_observations=True, **AUXILIARY).snapshot().layers
+    assert [layer.kind for layer in layers] == ["normalize", "dense", "tanh", "dense"]
 
 
 class Watched(nn.Module):

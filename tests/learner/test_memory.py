@@ -7,19 +7,18 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import model
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss
-from flame_rl.learner.on_policy.update import log_probs_of, policy_samples
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.recurrent import MEMORIES
-from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import collect, described, environment_id
-from tests.learners import ON_POLICY, make_config, make_learner, policy_and_value
+from tests.learners import ON_POLICY, make_config, make_learner
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -29,19 +28,17 @@ ACTIONS = {
 LENGTHS = np.array([4, 1, 9, 3, 9, 2])
 
 
-def networks(memory: str, actions: str = "gaussian", hidden: tuple[int, ...] = (6,)):
-    """Policy and value network with weights of every size, and a normaliser that has seen much."""
+def policy_of(memory: str, actions: str = "gaussian", hidden: tuple[int, ...] = (6,)):
+    """With weights of every size, and a normaliser that has seen much."""
     spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
     config = make_config("X-v0", memory=memory, memory_size=5, hidden_sizes=hidden)
     torch.manual_seed(0)
-    made = policy_and_value(spec, config)
+    policy = model.policy(spec, config)
     with torch.no_grad():
-        for module in made:
-            for parameter in module.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            module.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
-        made[1].scale.fill_(7.0)
-    return made
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    policy.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
+    return policy
 
 
 def samples_of(actions: str, lengths: np.ndarray = LENGTHS) -> dict[str, np.ndarray]:
@@ -76,7 +73,7 @@ def one_by_one(module, samples, function) -> list[torch.Tensor]:
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, hidden):
-    policy, _ = networks(memory, actions, hidden)
+    policy = policy_of(memory, actions, hidden)
     samples = samples_of(actions)
     network = network_of(policy)
     assert network.remembers
@@ -102,7 +99,7 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(memory, monkeypatch):
-    policy, _ = networks(memory)
+    policy = policy_of(memory)
     lengths = np.random.default_rng(3).integers(1, 9, 60)
     samples, network = samples_of("gaussian", lengths), network_of(policy)
     gradients = {}
@@ -141,29 +138,6 @@ def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
         np.testing.assert_array_equal(part["number"][later], part["number"][later - 1] + 1)
         order += part["number"][part["time"] == 0].tolist()
     assert (order == sorted(order)) == (wanted == 1)
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
-    """Log-probabilities of recorded actions: unrolled in torch, and from what the actors compute
-    one step at a time."""
-    learner = make_learner(described(environment_id("Wandering")), memory=memory, memory_size=7)
-    policy = learner.parts["policy"]
-    with torch.no_grad():
-        for parameter in policy.network.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    snapshot = learner.snapshot()
-    episodes = collect(environment_id("Wandering"), range(30), snapshot)
-    got = log_probs_of(network_of(policy), policy_samples(make_batch(episodes, whole=True)))
-    std = np.exp(snapshot.head.arrays["log_std"][0])
-    acting, expected = ActingPolicy(snapshot), []
-    for episode in episodes:
-        states = acting.states(8)
-        for observation, action in zip(episode.observations[:-1], episode.actions, strict=True):
-            mean = acting.forward(np.tile(observation, (8, 1)), states)[0, 0]
-            z = (action[0] - mean) / std
-            expected.append(-0.5 * z * z - np.log(std) - 0.5 * np.log(2 * np.pi))
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -104,16 +104,6 @@ def test_it_is_the_policy_of_an_environment_with_these_keys_alone(
     np.testing.assert_allclose(acted[0], outputs[0], rtol=1e-4, atol=1e-5)
 
 
-def test_actors_get_its_own_weights_alone_and_values_see_all():
-    learner = make_learner(
-        make_config("X-v0", algorithm="ppo", policy_observations=("arm",), hidden_sizes=(8,)),
-        spec_of(NUMBERS),
-    )
-    first = next(layer for layer in learner.snapshot().layers if layer.kind == "dense")
-    assert first.arrays["weight"].shape == (3, 8)
-    assert learner.weights()["value.network.0.weight"].shape == (8, 9)
-
-
 def test_what_it_does_not_observe_may_be_left_out():
     agent = Policy(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
     (observation, *_), _ = observations(NUMBERS, 1)

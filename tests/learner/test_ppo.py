@@ -100,24 +100,6 @@ LOG_PROBS = SAMPLES["log_probs"] + RNG.uniform(-2 * CLIP, 2 * CLIP, ROWS)
 ENTROPIES = RNG.uniform(0, 1, ROWS)
 
 
-def test_the_clipped_loss():
-    @torch_loss
-    def clipped(samples, log_probs, entropies):
-        log_ratio = log_probs - samples["log_probs"]
-        ratio = log_ratio.exp()
-        pair = (each * samples["advantages"] for each in (ratio, ratio.clamp(1 - CLIP, 1 + CLIP)))
-        loss, kl = -torch.minimum(*pair) - C * entropies, ratio - 1 - log_ratio
-        return {"loss": loss, "entropy": entropies, "kl": kl}
-
-    ours, our_gradients = clipped_loss(CLIP, C)(SAMPLES, LOG_PROBS, ENTROPIES)
-    theirs, gradients = clipped(SAMPLES, LOG_PROBS, ENTROPIES)
-    assert ours.keys() == theirs.keys()
-    for name, number in theirs.items():
-        np.testing.assert_allclose(ours[name], number, rtol=1e-9, atol=1e-12, err_msg=name)
-    for own, other in zip(our_gradients, gradients, strict=True):
-        np.testing.assert_allclose(np.broadcast_to(own, ROWS), other, rtol=1e-9, atol=1e-12)
-
-
 @torch.no_grad()
 def test_the_gradients_of_several_outputs():
     """Within a block in which torch differentiates nothing, and of an output that is not used."""
@@ -182,12 +164,6 @@ def flat(episodes):
     return np.concatenate([np.array(e, float) for e in episodes]), np.array(
         [len(e) for e in episodes]
     )
-
-
-def test_standardize():
-    values = np.random.default_rng(0).standard_normal(1000) * 7 + 3
-    normal = standardize(values)
-    np.testing.assert_allclose(normal, (values - np.mean(values)) / np.std(values), atol=1e-6)
 
 
 def test_weighted_advantages_have_a_weighted_baseline():

@@ -12,13 +12,11 @@ from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.run.policy import Policy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from tests.helpers import (
     collect,
-    described,
     environment_id,
     plain,
     random_snapshot,
@@ -194,14 +192,3 @@ def test_an_episode_remembers_its_own_steps_from_its_first(summing):
     assert len(set(episodes.lengths.tolist())) > 5
     for episode in episodes:
         np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))
-
-
-def test_an_agent_remembers_until_an_episode_begins(summing):
-    agent = Policy(summing, described(WANDERING))
-    observations = np.random.default_rng(0).standard_normal((6, 1)).astype(np.float32)
-    with pytest.raises(ValueError, match="episode: none has begun"):
-        agent.act(observations[0])
-    for _ in range(2):
-        agent.begin()
-        actions = [agent.act(observation)[0] for observation in observations]
-        np.testing.assert_array_equal(actions, np.clip(sums(observations), -1, 1))

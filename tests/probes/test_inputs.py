@@ -5,29 +5,22 @@ import pytest
 
 from flame_rl import Trainer
 from flame_rl.nets.acting import ActingPolicy
+from tests import runs
 from tests.helpers import environment_id
 from tests.learners import make_config
 
-QUICK = {
+QUICK = runs.QUICK | {
     "iterations": 40,
-    "steps_per_iter": None,
     "episodes_per_iter": 50,
     "learning_rate": 0.01,
     "value_learning_rate": 0.01,
     "minibatches": 2,
-    "max_kl": 1.0,
-    "hidden_sizes": (16,),
     "activation": "relu",
     "gamma": 0.0,
-    "warm_up_steps": 0,
-    "batch_size": 32,
     "updates_per_step": 0.2,
     "epsilon_steps": 1000,
-    "epsilon_end": 0.0,
     "tau": 0.1,
     "capacity": 10_000,
-    "workers": 0,
-    "local": True,
 }
 
 

@@ -17,17 +17,24 @@ WORDS = "0 of 2 executors are working (2 unbinding, no sign of node flame-node);
 
 
 @pytest.fixture
-def console() -> ConsoleReporter:
+def clock(monkeypatch) -> SimpleNamespace:
+    """The time, `now`, of consoles that are made after it."""
+    clock = SimpleNamespace(now=0.0)
+    told = SimpleNamespace(perf_counter=lambda: clock.now)
+    monkeypatch.setattr(console_module, "time", told)
+    return clock
+
+
+@pytest.fixture
+def console(clock) -> ConsoleReporter:
     return ConsoleReporter(TrainConfig(), spec_of(1, 2, False), True, Totals())
 
 
-def test_a_wait_gets_few_lines_in_a_pipe(console, capsys, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+def test_a_wait_gets_few_lines_in_a_pipe(console, clock, capsys):
     capsys.readouterr()
     for wait in (100, 3):
         for second in range(wait):
-            now += 1.0
+            clock.now += 1.0
             console.waiting(f"second {second}")
         console.waiting("")
     console.say("An executor was lost")
@@ -38,34 +45,21 @@ def test_a_wait_gets_few_lines_in_a_pipe(console, capsys, monkeypatch):
 REQUEST = request_for("CartPole-v1", range(100), run_seed=0, iteration=0)
 
 
-def test_an_iteration_that_takes_long_shows_what_has_come_in(console, capsys, monkeypatch):
-    now = console._began
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [(None, "30 of 100 episodes, 15,000"), (20_000, "30 episodes, 15,000 of 20,000")],
+)
+def test_an_iteration_that_takes_long_shows_what_has_come_in(steps, words, console, clock, capsys):
     capsys.readouterr()
     for second in range(41):
-        console.collecting(REQUEST, second, 500 * second)
-        now += 1.0
+        console.collecting(replace(REQUEST, steps=steps), second, 500 * second)
+        clock.now += 1.0
     console.report(result_of(0))
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first == (
-        "  Iteration   0: 30 of 100 episodes, 15,000 env steps, 500 a second, 30 s since the start"
-    )
+    assert first == f"  Iteration   0: {words} env steps, 500 a second, 30 s since the start"
     assert rest[0].startswith("Iteration   0 | Mean Reward: ")
     # 99 times 41 s.
     assert rest[1:] == ["  about 1 h 8 min left"]
-
-
-def test_an_iteration_of_steps_shows_how_many_have_come_in(console, capsys, monkeypatch):
-    now = console._began
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
-    capsys.readouterr()
-    for second in range(31):
-        console.collecting(replace(REQUEST, steps=20_000), second, 500 * second)
-        now += 1.0
-    assert capsys.readouterr().out.splitlines() == [
-        "  Iteration   0: 30 episodes, 15,000 of 20,000 env steps, 500 a second, "
-        "30 s since the start"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +71,9 @@ def test_an_iteration_of_steps_shows_how_many_have_come_in(console, capsys, monk
         ({"env_steps": 200_000}, 41, ["  about 6 min left"]),
     ],
 )
-def test_a_long_run_hears_how_much_is_left(settings, seconds, words, capsys, monkeypatch):
+def test_a_long_run_hears_how_much_is_left(settings, seconds, words, clock, capsys):
     console = ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), False, Totals())
-    now = console._began + seconds
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    clock.now += seconds
     capsys.readouterr()
     console.report(result_of(0))
     assert capsys.readouterr().out.splitlines()[1:] == words
@@ -93,17 +86,13 @@ def test_a_long_run_hears_how_much_is_left(settings, seconds, words, capsys, mon
         (None, "no time limit (see --max-episode-steps)"),
     ],
 )
-def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(
-    limit, words, capsys, monkeypatch
-):
+def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(limit, words, clock, capsys):
     spec = replace(spec_of(1, 2, False), time_limit=limit)
     console = ConsoleReporter(TrainConfig(), spec, False, Totals())
-    now = console._began
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
     capsys.readouterr()
     for second in range(25):
         console.collecting(REQUEST, int(second > 20), 500 * second)
-        now += 1.0
+        clock.now += 1.0
     assert capsys.readouterr().out.splitlines() == [
         f"  After 10 s and 5,000 env steps, no episode has ended; they have {words}"
     ]
@@ -164,7 +153,8 @@ def test_an_environment_with_goals_is_told_of_hindsight(settings, told, capsys):
         assert ("--hindsight future" in capsys.readouterr().out) == expected
 
 
-def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):
+def test_evaluations_are_in_the_lines_and_in_the_summary(console, clock, capsys):
+    clock.now += 1.0
     evaluation = Evaluation(20, 45.0, 40.0, 50.0, 44.0, 30.0, 60.0, 45.0)
     text = f"  Evaluation after iteration 3: {evaluation}"
     capsys.readouterr()

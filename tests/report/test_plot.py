@@ -188,22 +188,26 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
 
 
 @pytest.fixture
-def figure_of(monkeypatch):
-    """Draws settings and returns the figure instead of writing it."""
+def drawn(monkeypatch):
+    """The figures that are drawn, in place of their files."""
     kept = []
     monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
-
-    def draw(*folders):
-        figures.plot_settings(group_runs([read_run(folder) for folder in folders]), "curves.png")
-        return kept.pop()
-
-    yield draw
+    yield kept
     figures.plt.close("all")
 
 
-def test_one_run_has_its_spread_and_its_evaluations(make_run, monkeypatch):
-    kept = []
-    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
+@pytest.fixture
+def figure_of(drawn):
+    """Draws settings and returns the figure."""
+
+    def draw(*folders):
+        figures.plot_settings(group_runs([read_run(folder) for folder in folders]), "curves.png")
+        return drawn.pop()
+
+    return draw
+
+
+def test_one_run_has_its_spread_and_its_evaluations(make_run, drawn):
     folder = make_run("a", TINY, range(20))
     lines = (folder / "metrics.csv").read_text().splitlines()
     stds = ["reward_std", *["2.0"] * 20]
@@ -213,13 +217,12 @@ def test_one_run_has_its_spread_and_its_evaluations(make_run, monkeypatch):
         "iteration,env_steps,reward_mean,reward_low,reward_high\n9,1000,12.0,11.0,15.0\n"
     )
     figures.plot_run(folder)
-    (axes,) = kept[0].axes
+    (axes,) = drawn[0].axes
     band, interval = axes.collections[0], axes.containers[0].lines[2][0]
     assert band.get_datalim(axes.transData).intervaly.tolist() == [-2, 21]
     np.testing.assert_allclose(interval.get_segments(), [[[1000, 11], [1000, 15]]])
     _, labels = axes.get_legend_handles_labels()
     assert [label.split()[0] for label in labels] == ["±", "reinforce", "evaluation,"]
-    figures.plt.close("all")
 
 
 def test_seeds_are_a_line_in_a_band_up_to_the_slowest_end(make_run, figure_of):
@@ -244,14 +247,11 @@ def test_seeds_are_a_line_in_a_band_up_to_the_slowest_end(make_run, figure_of):
             assert line.get_zorder() > band.get_zorder()
 
 
-def test_equal_scores_of_finalists_are_seen(monkeypatch):
-    kept = []
-    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
+def test_equal_scores_of_finalists_are_seen(drawn):
     figures.draw_finals("final.png", [("trial 3", [500.0] * 3), ("trial 1", [9.0])], "title")
-    (axes,) = kept[0].axes
+    (axes,) = drawn[0].axes
     places = axes.get_lines()[0].get_xdata()
     assert len(set(places)) == 3 and places.mean() == 0
-    figures.plt.close("all")
 
 
 def test_the_legend_of_long_names_fits_into_the_picture(make_run, figure_of):
@@ -308,25 +308,23 @@ def add_column(folder, name: str, values) -> None:
     path.write_text("\n".join([f"{header},{name}", *lines]) + "\n")
 
 
-def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
+def test_columns_are_curves_of_their_own(make_run, tmp_path, drawn):
     runs = []
     for seed in (0, 1):
         folder = make_run(f"seed {seed}", config_of(seed=seed), range(20))
         add_column(folder, "reward_forward", [100 * seed + i for i in range(20)])
         runs.append(folder)
     settings = group_runs([read_run(folder) for folder in runs])
-    drawn = columns_of(settings, ("reward_forward", "reward_mean"))
-    assert [setting.name for setting in drawn] == ["reward_forward", "reward_mean"]
-    for setting, slope in zip(drawn, (100, 0), strict=True):
+    columns = columns_of(settings, ("reward_forward", "reward_mean"))
+    assert [setting.name for setting in columns] == ["reward_forward", "reward_mean"]
+    for setting, slope in zip(columns, (100, 0), strict=True):
         for seed, run in enumerate(setting.runs):
             np.testing.assert_array_equal(run.values, slope * seed + np.arange(20))
     assert columns_of(settings, ("reward_mean",))[0].name == settings[0].name
 
-    kept = []
-    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
     names = ("reward_mean", "reward_forward")
     plot([*map(str, runs), "--columns", *names, "--output", str(tmp_path / "parts.png")])
-    (figure,) = kept
+    (figure,) = drawn
     (axes,) = figure.axes  # seconds would show the same
     assert axes.get_xlabel() == "environment steps"
     assert axes.get_ylabel() == "return of an episode"
@@ -336,7 +334,6 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     # Means of two seeds in the last iteration; the window has no other.
     assert highest["reward_mean (2 seeds)"] == pytest.approx(19)
     assert highest["reward_forward (2 seeds)"] == pytest.approx(69)
-    figures.plt.close("all")
 
 
 def test_a_legend_shows_any_name_as_it_is(make_run, tmp_path):
@@ -367,17 +364,6 @@ def add_evaluations(folder, every: int, rewards) -> None:
     (folder / "evaluations.csv").write_text("\n".join(["iteration,reward_mean", *rows]) + "\n")
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that the command draws, by the names of their files."""
-    kept = {}
-    monkeypatch.setattr(
-        figures, "save_and_show", lambda figure, path: kept.update({path.name: figure})
-    )
-    yield kept
-    figures.plt.close("all")
-
-
 def test_evaluations_are_drawn_where_all_runs_of_an_environment_have_some(
     make_run, tmp_path, drawn, capsys
 ):
@@ -387,7 +373,7 @@ def test_evaluations_are_drawn_where_all_runs_of_an_environment_have_some(
             if env == "cartpole" or seed == 0:
                 add_evaluations(folder, 5, [100 + seed, 200, 300, 400 + 2 * seed])
     plot([str(tmp_path)])
-    (figure,) = drawn.values()
+    (figure,) = drawn
     first, _, second, _ = figure.axes
     assert first.get_title(loc="left") == "CartPole-v1"
     assert first.get_ylabel() == "return in evaluations"
@@ -409,7 +395,7 @@ def test_a_folder_of_runs_stands_for_every_run_below_it(make_run, tmp_path, draw
         make_run(name, config_of(seed=seed), range(20))
     (tmp_path / "all" / "notes").mkdir()
     plot([str(tmp_path / "all"), str(tmp_path / "all" / "a")])
-    (figure,) = drawn.values()
+    (figure,) = drawn
     (label,) = [text.get_text() for text in figure.legends[0].get_texts()]
     assert label == "reinforce (3 seeds)"
     assert capsys.readouterr().err == ""

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import tracemalloc
@@ -69,8 +68,6 @@ STATE = RunState(Totals(7, 70, 300, 4.5), new_learner().state_dict())
 GOOD = encode_checkpoint(STATE, 1.5, SPEC, CONFIG)
 BODY = GOOD[len(MAGIC) + 32 :]
 HEADER, ARRAYS = packing.unpack(BODY, "checkpoint")
-# All before the tensors, which safetensors' own library can read from there on.
-START = BODY[: len(packing.MAGIC) + 4 + int.from_bytes(BODY[8:12], "little")]
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +148,6 @@ HOSTILE = {
     "another message": sealed(codec.encode_describe(Environment("X-v0"))),
     "magic alone": MAGIC,
     "nothing, sealed": sealed(b""),
-    "a header of gigabytes": sealed(packing.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}"),
-    "deep JSON": sealed(packing.MAGIC + struct.pack("<I", 200_000) + b"[" * 200_000),
-    "tensors of gigabytes": sealed(START + struct.pack("<Q", 1 << 40) + b"{}"),
     "another format": with_header(format=1),
     "no format": with_header(format=None),
     "iterations below 0": with_header(iterations=-1),
@@ -530,14 +524,6 @@ def test_an_error_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path,
     assert done.returncode == 1
     first, second = (done.stderr.index(f"error: {e}") for e in ("an episode", "the disk is full"))
     assert first < done.stderr.index("the robot fell over") < second
-
-
-def test_a_state_that_lacks_a_layer_is_refused():
-    learner = new_learner()
-    state = learner.state_dict()
-    del state["policy.network.0.bias"]
-    with pytest.raises(RuntimeError, match="Missing key"):
-        learner.load_state_dict(state)
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, [1, 2], []])

@@ -106,12 +106,20 @@ def test_a_run_says_where_it_learns(card, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
 @pytest.mark.parametrize(
-    "options", [{}, {"memory": "gru"}, {"algorithm": "dqn", "warm_up_steps": 20}]
+    ("env", "options"),
+    [
+        (CATCH, {}),
+        (CATCH, {"memory": "gru"}),
+        (CATCH, {"algorithm": "dqn", "warm_up_steps": 20}),
+        ("Pendulum-v1", {"memory": "lstm", "max_episode_steps": 20}),
+    ],
 )
-def test_the_same_seed_gives_the_same_bytes_on_a_card(options):
-    digests = []
-    for _ in range(2):
-        config = make_config(CATCH, **OPTIONS | {"device": "cuda"} | options)
-        with Trainer(config) as trainer:
-            digests.append([result.weights_digest for result in trainer])
+def test_the_same_seed_gives_the_same_bytes_on_a_card_and_the_loss_of_the_cpu(env, options):
+    digests, losses = [], []
+    for place in ("cuda", "cuda", "cpu"):
+        with Trainer(make_config(env, **OPTIONS | {"device": place} | options)) as trainer:
+            results = list(trainer)
+        digests.append([result.weights_digest for result in results])
+        losses.append(results[0].losses["loss"])
     assert digests[0] == digests[1]
+    assert losses[0] == pytest.approx(losses[2], rel=1e-2, abs=1e-3)

@@ -4,24 +4,20 @@ import contextlib
 import inspect
 import json
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.converting import action_converter, write_observation
-from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import WireError
 from flame_rl.wire.spaces import MAX_NESTING, space_from_data, space_to_data
-from tests.helpers import described, environment_id, plain, request_for, snapshot_for
+from tests.helpers import snapshot_for
 
 SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 SMALL = st.integers(-5, 5)
@@ -245,22 +241,6 @@ def test_continuous_actions_reach_from_bound_to_bound(low, high, expected, dtype
     taken = action_converter(space)(actions)
     assert taken.dtype == dtype
     np.testing.assert_array_equal(taken[:, 0], expected)
-
-
-@pytest.mark.parametrize("env_id", ["Blackjack-v1", environment_id("Structured")])
-def test_an_agent_acts_by_spaces_alone(env_id):
-    spec = described(env_id)
-    snapshot = snapshot_for(spec)
-    agent, env = Policy(snapshot, spec), gymnasium.make(env_id)
-    request = request_for(env_id, [4], explore=False)
-    (episode,) = collect_episodes(snapshot, request, plain(env_id))
-    observation, _ = env.reset(seed=int(reset_seed(request.run_seed, request.iteration, 4)))
-    for recorded in episode.actions:
-        action = agent.act(observation)
-        assert env.action_space.contains(action)
-        (expected,) = action_converter(env.action_space)(recorded[None])
-        np.testing.assert_array_equal(action, expected)
-        observation, *_ = env.step(action)
 
 
 PICTURE = spaces.Box(0, 255, (7, 6, 3), np.uint8)

@@ -1,7 +1,6 @@
 """The journal: what is restored is as if the run had never stopped, or is refused."""
 
 import hashlib
-import resource
 import shutil
 import struct
 
@@ -164,30 +163,6 @@ def test_episodes_of_another_run_are_refused_though_their_lengths_are_equal(part
     with pytest.raises(JournalError, match="are those of another run"):
         Journal(folders[0], CONTINUOUS).restore(store, places[0])
     assert contents(folders[0]) == before
-
-
-def test_a_full_disk_leaves_the_journal_sound(tmp_path):
-    """The disk takes any number of bytes of the record, and none of the next attempt."""
-    _, _, places = played(tmp_path / "whole", 8)
-    whole = contents(tmp_path / "whole")
-    journal, store = opened(tmp_path / "full")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for k in range(8):
-        before, place = contents(tmp_path / "full"), journal.place(store)
-        start = place.end if place.end < SEGMENT else 0
-        for room in (0, 1, 47, 48, 49, 300):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (start + room, limits[1]))
-            try:
-                with pytest.raises(OSError, match="File too large"):
-                    step(journal, store, k)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            _, again = restored(tmp_path / "full", place)
-            assert_same(store, again)
-            assert (contents(tmp_path / "full"), journal.place(store)) == (before, place)
-        step(journal, store, k)
-    assert contents(tmp_path / "full") == whole
-    assert journal.place(store) == places[-1]
 
 
 def test_segments_are_deleted_once_no_place_needs_them(tmp_path):
