@@ -71,9 +71,9 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
 def _refuse_unusable(
     modules: dict[str, nn.Module], settings: AlgorithmSettings, spec: EnvironmentSpec
 ) -> None:
-    """Raise UsageError unless actors can run the policy in this environment and compute what the
-    trained one does (one that is no `PolicyNetwork` answers for itself), and losses see a number
-    for each step: all at the first step of some episodes."""
+    """Raise UsageError unless actors can run the policy in this environment, compute what a trained
+    `PolicyNetwork` does, and losses see a number for each step. Tried on observations as of the
+    first steps of episodes."""
     shared = modules.get("shared")
     policy = modules["policy"] if shared is None else shared.policy
     acting = _acting(policy, spec)
@@ -191,7 +191,7 @@ def _make_algorithm(
     if isinstance(config.algorithm, Replay):
         from flame_rl.learner.off_policy.update import off_policy
 
-        return off_policy(config, spec, _with_replay(name), demonstrations)
+        return off_policy(config, spec, _maker_of(name), demonstrations)
     if isinstance(config.algorithm, PQNSettings):
         from flame_rl.learner.algorithms.pqn import pqn
 
@@ -199,13 +199,13 @@ def _make_algorithm(
     if demonstrations is not None:
         from flame_rl.learner.demonstrations.cloning import cloned_first
 
-        return cloned_first(config, spec, _on_policy(name), demonstrations)
+        return cloned_first(config, spec, _update_of(name), demonstrations)
     from flame_rl.learner.on_policy.update import on_policy
 
-    return on_policy(config, spec, _on_policy(name))
+    return on_policy(config, spec, _update_of(name))
 
 
-def _on_policy(name: str) -> Update:
+def _update_of(name: str) -> Update:
     """What improves the networks once, from the episodes of an iteration."""
     match name:
         case "reinforce":
@@ -217,7 +217,7 @@ def _on_policy(name: str) -> Update:
     return update
 
 
-def _with_replay(name: str) -> Callable[..., GradientStep]:
+def _maker_of(name: str) -> Callable[..., GradientStep]:
     """What makes the algorithm's networks and its gradient step."""
     match name:
         case "dqn":
