@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flame_rl.learner.compiled import library as core
-from flame_rl.learner.compiled.library import COLUMNS, METRICS, address
+from flame_rl.learner.compiled.library import COLUMNS, NUMBERS, address
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch, StepConfig
 from flame_rl.learner.training.network import CompiledLoss, Gradient, Loss, Network, Samples
@@ -119,13 +119,13 @@ class CompiledNetwork(Network):
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         if not isinstance(loss, CompiledLoss):
             return super().differentiate(loss, samples, gradient)
-        rows, metrics = len(samples["inputs"]), np.zeros(len(METRICS))
+        rows, numbers = len(samples["inputs"]), np.zeros(len(NUMBERS))
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)
         network = self._network, self._parameters, _loss(loss)
-        self._library.add_gradient(*network, columns, rows, workspace, gradient, metrics)
-        return dict(zip(loss.numbers, metrics.tolist(), strict=False))
+        self._library.add_gradient(*network, columns, rows, workspace, gradient, numbers)
+        return dict(zip(loss.numbers, numbers.tolist(), strict=False))
 
     def run_epoch(
         self, loss: CompiledLoss, adam: Adam, epoch: Epoch, config: StepConfig
@@ -137,11 +137,11 @@ class CompiledNetwork(Network):
         slice_rows = self._rows_of_slice(epoch.largest)
         sizes = epoch.steps, epoch.count, slice_rows
         minibatches = core.Epoch(columns, address(rows), address(order), *sizes)
-        metrics = np.zeros((epoch.count, len(METRICS) + 1))
+        numbers = np.zeros((epoch.count, len(NUMBERS) + 1))
         scratch = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
         factors = np.array(adam.factors(epoch.count, config.learning_rate))
         structs = self._network, _loss(loss), minibatches, _optimizer(adam, config)
-        arrays = factors, self._workspace(slice_rows), scratch, metrics
+        arrays = factors, self._workspace(slice_rows), scratch, numbers
         done = 0
         for begin, end in _calls(epoch.count, epoch.largest, adam):
             taken = self._library.epoch(*structs, begin, end, *arrays)
@@ -151,8 +151,8 @@ class CompiledNetwork(Network):
                 done += 1  # one that exceeded the limit has numbers, too
                 break
         names = (*loss.numbers, "gradient_norm")
-        kept = [*range(len(loss.numbers)), len(METRICS)]
-        return [dict(zip(names, row, strict=True)) for row in metrics[:done, kept].tolist()]
+        kept = [*range(len(loss.numbers)), len(NUMBERS)]
+        return [dict(zip(names, row, strict=True)) for row in numbers[:done, kept].tolist()]
 
     def q_steps(
         self, samples: Samples, adam: Adam, target: core.Target, config: StepConfig
@@ -169,7 +169,7 @@ class CompiledNetwork(Network):
             config: has no KL limit.
 
         Returns:
-            The metrics of `q_loss`, [K, B] each.
+            The numbers of `q_loss`, [K, B] each.
         """
         count, rows = samples["rewards"].shape
         names = {name: name for name in COLUMNS} | _TRANSITION_COLUMNS
@@ -178,14 +178,14 @@ class CompiledNetwork(Network):
         columns = self._columns(flat, flat, count * rows)
         minibatches = core.Epoch(columns, None, None, count * rows, count, slice_rows)
         factors = np.array(adam.factors(count, config.learning_rate))
-        metrics = np.empty((count, 3, rows), np.float32)
+        numbers = np.empty((count, 3, rows), np.float32)
         structs = self._network, minibatches, _optimizer(adam, config), target
         scratch = np.empty(2 * slice_rows, np.int64)
-        arrays = factors, self._workspace(slice_rows), scratch, metrics
+        arrays = factors, self._workspace(slice_rows), scratch, numbers
         for begin, end in _calls(count, rows, adam):
             self._library.q_steps(*structs, adam.steps - begin, begin, end, *arrays)
             adam.steps += end - begin
-        return dict(zip(("loss", "td_error", "value"), metrics.swapaxes(0, 1), strict=True))
+        return dict(zip(("loss", "td_error", "value"), numbers.swapaxes(0, 1), strict=True))
 
     def _rows_of_slice(self, rows: int) -> int:
         """How many of these rows a slice has: slices of even size, none so small that transposing
