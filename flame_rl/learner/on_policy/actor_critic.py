@@ -104,10 +104,12 @@ class ActorCritic(PolicyTraining):
 
     Attributes:
         statistics: running means and variances of observations and returns.
-        own_loss: the user's, in place of the algorithm's loss of the policy; None: there is none.
+        given_loss: the user's, which `own_loss` returns; None: there is none.
+        asked: whether an update has asked for `own_loss`.
     """
 
-    own_loss: Loss | None = None
+    given_loss: Loss | None = None
+    asked = False
 
     def __init__(
         self,
@@ -135,6 +137,12 @@ class ActorCritic(PolicyTraining):
             "value_adam": self.value.adam,
             **self.statistics.parts,
         }
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The user's loss, in place of the algorithm's loss of the policy, if there is one."""
+        self.asked = True
+        return self.given_loss
 
     def prepare(self, batch: Batch) -> Batch:
         self._loss = None

@@ -23,6 +23,7 @@ from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.on_policy.own_losses import add_auxiliary, every_output, own_policy_loss
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful, learning_rate_factor
+from flame_rl.learner.training.autograd import name_of
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
@@ -31,6 +32,7 @@ from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 # Metrics of every algorithm here, of those that train values, and of the KL limit.
@@ -106,6 +108,11 @@ class OnPolicyAlgorithm(Algorithm):
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         try:
             metrics = self.update_networks(networks, batch, self.config, decay, generator)
+            if networks.given_loss is not None and not networks.asked:
+                raise UsageError(
+                    f"--policy-loss: {name_of(self.update_networks)} has no use for it; use "
+                    "`networks.own_loss` there, as a2c.py does, or leave the flag out"
+                )
             limit = shrink_until_close(networks.policy, before, batch, samples, settings.max_kl)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
@@ -118,7 +125,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnP
     do."""
     own_loss = own_policy_loss(config.algorithm)
     networks = make_actor_critic(config, spec, in_training)
-    networks.own_loss = own_loss
+    networks.given_loss = own_loss
     collector = None
     if config.algorithm.overlap:
         module = copy.deepcopy(networks.policy.module)
