@@ -22,9 +22,9 @@ from flame_rl.modules.layers import (
     Convolution,
     Dense,
     Select,
-    normalized,
     orthogonal,
     side_by_side,
+    with_layer_norms,
 )
 from flame_rl.modules.networks import (
     ActionValueNetwork,
@@ -210,7 +210,7 @@ def action_values(
     returns = returns or Returns()
     gain = None if config.experiment.memory == "none" else 0.1
     layers = all_layers(spec, config, returns.width(spec.action_dim), gain)
-    layers = normalized(layers) if config.algorithm.layer_norm else layers
+    layers = with_layer_norms(layers) if config.algorithm.layer_norm else layers
     return ActionValueNetwork(preprocessing(spec, config), layers, returns)
 
 
@@ -240,5 +240,5 @@ def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
     _, normalizer = preprocessing(spec, config)
     first, width = features(spec, config)
     layers = dense_layers(width + spec.action_dim, 1, config)
-    layers = normalized(layers) if config.algorithm.layer_norm else layers
+    layers = with_layer_norms(layers) if config.algorithm.layer_norm else layers
     return CriticNetwork(spec.observation_dim, normalizer, first, layers)

@@ -76,9 +76,9 @@ def run_command(words: list[str]) -> int:
     from flame_rl.system.machine import refuse_old_packages  # which needs a package itself
 
     refuse_old_packages()
-    command = import_command(name)
+    run = import_command(name)
     signal.signal(signal.SIGINT, before)
-    return command(words) or 0
+    return run(words) or 0
 
 
 def end(code: int) -> NoReturn:

@@ -242,7 +242,7 @@ class _Play:
         return block
 
     def _set_running(self, slots: np.ndarray) -> None:
-        """Set the slots that play and the rows for which the policy acts, in whole blocks."""
+        """Set the slots that play and the rows that the policy acts for: whole `ROW_BLOCK`s."""
         self.running = slots
         self._live = as_rows(slots)
         if len(slots) == 0:
@@ -279,7 +279,7 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
 
 
 def _round_up(rows: int) -> int:
-    """The number of rows rounded up to whole blocks of `ROW_BLOCK`."""
+    """The number of rows rounded up to a multiple of `ROW_BLOCK`."""
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
 
 

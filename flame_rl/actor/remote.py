@@ -70,15 +70,15 @@ class Collector:
     """The service's execution object; Flame makes one in each executor and calls its methods."""
 
     def __init__(self) -> None:
-        self._worker = Team(partial(print, file=sys.stderr))
+        self._team = Team(partial(print, file=sys.stderr))
         # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
-            self._worker.start()
+            self._team.start()
         self._about = json.dumps({"node": socket.gethostname()} | versions() | processor()).encode()
         self._watchdog = Watchdog(self._end)
 
     def _end(self) -> None:
-        self._worker.close()
+        self._team.close()
         os._exit(0)
 
     def collect(
@@ -103,7 +103,7 @@ class Collector:
             if len(snapshot) == 0:
                 return self._failure("stale", "the learner has withdrawn this task")
             withdrawn = _withdrawal(snapshot, snapshot_ref)
-            answer = self._worker.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
+            answer = self._team.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
             return column(answer, self._about)
         except Exception as error:
             return self._failure("garbled", f"{type(error).__name__}: {error}")

@@ -37,7 +37,7 @@ class Deadlines:
         with self._lock:
             return Limits(episodes, self._deadline(episodes), *self._others)
 
-    def learn(self, limits: Limits, seconds: float, failure: FailureKind | None) -> None:
+    def note(self, limits: Limits, seconds: float, failure: FailureKind | None) -> None:
         """Note how long a task with these limits took, and how it failed; None: it did not."""
         episodes = limits.episodes
         with self._lock:

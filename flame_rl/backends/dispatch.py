@@ -117,7 +117,7 @@ def gather(
     what is late is asked for twice, and the first answer counts: nobody waits for tasks that are
     still in flight afterwards, and their futures are cancelled.
 
-    `sizes` splits the request, and learns how long that took; `stop` ends the wait when it is set.
+    `sizes` splits the request, and notes how long that took; `stop` ends the wait when it is set.
     Raises as `Backend.collect` does; tasks may then still be in flight.
     """
     started = time.perf_counter()
@@ -164,19 +164,19 @@ def gather(
             elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
             elif task.attempt == MAX_ATTEMPTS and missing and tasks.may_be_unwanted(*missing):
-                tasks.postpone(task)
+                tasks.put_last(task)
                 continue
             else:
                 again = _one_by_one(task, missing, answer, transport.unusable)
             if missing:
                 # Next in line, so that an environment that always fails soon ends the run.
-                tasks.retry(again)
+                tasks.put_first(again)
         more_episodes, more_steps = transport.played()
         tell(listener.collecting, request, episodes + more_episodes, steps + more_steps)
     for future in running:
         future.cancel()
     seconds = time.perf_counter() - started
-    sizes.learn(tasks.answers, seconds, tasks.paces)
+    sizes.note(tasks.answers, seconds, tasks.paces)
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda answer: answer.index[0])
     collected = concatenate(answers).between(0, wanted * agents)

@@ -102,7 +102,7 @@ class ProcessBackend:
                 limits = self.deadlines.limits(episodes)
                 answer = worker.collect(encoded, data, limits, over.is_set)
                 seconds = time.monotonic() - began
-                self.deadlines.learn(limits, seconds, codec.failure_kind(answer))
+                self.deadlines.note(limits, seconds, codec.failure_kind(answer))
                 return answer
             finally:
                 self._idle.put(worker)

@@ -73,7 +73,7 @@ class TaskSizes:
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + _equal_parts(rest, count)
 
-    def learn(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
+    def note(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
         each worker took for an episode of its first task; see `Tasks.paces`."""
         self._episode_seconds = seconds * self.workers / episodes
@@ -132,7 +132,7 @@ class Tasks:
         self._copies = np.zeros(len(request.indices), np.int64)
         # A stack: the next task is at the end.
         self._waiting: list[Task] = []
-        self.retry(self._split(request.indices, sizes))
+        self.put_first(self._split(request.indices, sizes))
         self._first = self._waiting[-workers:][::-1]
         # The tasks in flight, in the order of sending, and when each began.
         self._sent: dict[Task, float | None] = {}
@@ -204,13 +204,13 @@ class Tasks:
         needed = (self._lengths[places] == 0) & (self._copies[places] == 0)
         return tuple(itertools.compress(task.request.indices, needed))
 
-    def retry(self, tasks: Sequence[Task]) -> None:
+    def put_first(self, tasks: Sequence[Task]) -> None:
         """These come next, the first of them first."""
         for task in reversed(tasks):
             self._waiting.append(task)
             self._copies[self._places(task)] += 1
 
-    def postpone(self, task: Task) -> None:
+    def put_last(self, task: Task) -> None:
         """This comes last."""
         self._waiting.insert(0, task)
         self._copies[self._places(task)] += 1
@@ -228,7 +228,7 @@ class Tasks:
         self._lengths = np.append(self._lengths, np.zeros(count, np.int64))
         self._copies = np.append(self._copies, np.zeros(count, np.int64))
         sizes = _equal_parts(count, min(count, self._workers))
-        self.retry(self._split(range(first, first + count), sizes))
+        self.put_first(self._split(range(first, first + count), sizes))
 
     def _split(self, indices: Sequence[int], sizes: Sequence[int]) -> list[Task]:
         ends = itertools.accumulate(sizes, initial=0)

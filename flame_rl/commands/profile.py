@@ -106,18 +106,18 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
 
             here = each.changed(local=True, workers=0)
             trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
-            trainer.resume_run(found)
+            trainer.begin(found)
             backend.describe(environment_of(trainer.config, trainer.spec.env_id))
             workers = backend.executors if is_distributed(each) else local_workers(each)
             begun, began = trainer.totals, time.monotonic()
-            results = [trainer.iterate(backend)]
+            results = [trainer.do_iteration(backend)]
             if results[0].timing.collecting < _SECONDS:
                 # The first, in which workers start, counts only where an iteration takes long.
                 begun = results.pop().totals
             while not results or (
                 len(results) < _ITERATIONS and time.monotonic() < began + _SECONDS
             ):
-                results.append(trainer.iterate(backend))
+                results.append(trainer.do_iteration(backend))
         episodes = round((results[-1].episodes - begun.episodes) / len(results))
         steps = (results[-1].env_steps - begun.env_steps) / len(results)
         collecting = mean(result.timing.collecting for result in results)

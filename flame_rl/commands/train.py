@@ -91,9 +91,9 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
             folder = ending.enter_context(run_folder.hold_folder(config))
-            if trainer.files is not None:
-                trainer.files.keep_in(folder / run_folder.REPLAY_NAME)
-        trainer.resume_run()
+            if trainer.replay is not None:
+                trainer.replay.keep_in(folder / run_folder.REPLAY_NAME)
+        trainer.begin()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:
             raise UsageError(f"--iterations: {done} are done already, {wanted} asked; name more")
@@ -108,8 +108,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             return
         for notice in trainer.learner.notices:
             say(f"{notice}\n")
-        if trainer.files is not None:
-            trainer.files.recall()
+        if trainer.replay is not None:
+            trainer.replay.recall()
         run_folder.record_start(folder, arguments, done)
         shown = run_folder.path_to_show(folder, here)
         console, best = train_and_report(trainer, folder, shown)

@@ -45,14 +45,12 @@ class WatchCommand(PolicyCommand):
 def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(WatchCommand, arguments, "watch")
-    if command.video is None and not has_display():
-        raise UsageError("there is no display for a window (DISPLAY): use --video FILE.mp4")
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
         from rich.progress import Progress
 
         from flame_rl.run.trainer import Trainer
-        from flame_rl.tools.watching import show
+        from flame_rl.tools.watching import cannot_be_shown, show
 
         environment, here = command.environment, {"local": True, "workers": 0, "device": "cpu"}
         here["trust"] = command.trust
@@ -63,6 +61,10 @@ def watch(arguments: Sequence[str]) -> int:
                 command.run, command.best, stop=stop, environment=environment, **here
             )
         with made as trainer:
+            if not trainer.spec.renders:
+                raise cannot_be_shown(trainer.spec.env_id, "rgb_array")
+            if command.video is None and not has_display():
+                raise UsageError("there is no display for a window (DISPLAY): use --video FILE.mp4")
             for warning in trainer.warnings:
                 warn(f"warning: {warning}")
             request = trainer.evaluation_request(command.episodes, command.explore, command.seed)

@@ -9,7 +9,7 @@ import torch
 from numpy.random import Generator
 from torch import nn
 
-from flame_rl.learner.rewards import OWN, Rewards
+from flame_rl.learner.rewards import RAW, Rewards
 from flame_rl.learner.state import (
     Metrics,
     Stateful,
@@ -77,7 +77,7 @@ class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
     `algorithm`: see `Algorithm`. `rewards`: makes what `update` learns from."""
 
-    def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
+    def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = RAW) -> None:
         self.algorithm, self.rewards = algorithm, rewards
         self._seed, self._device = config.experiment.seed, config.execution.device
         self._updates = 0

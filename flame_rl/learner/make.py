@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from flame_rl.learner.learner import Algorithm, Learner, modules_in
+from flame_rl.learner.own_model import model_of
 from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.autograd import AutogradNetwork, name_of
 from flame_rl.learner.training.device import choose_device, reproducible
@@ -20,8 +21,8 @@ from flame_rl.modules.networks import PolicyNetwork, inputs_of
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.settings.algorithms import (
-    AlgorithmSettings,
     BCSettings,
+    Cloning,
     Critics,
     PolicyGradient,
     PQNSettings,
@@ -64,16 +65,16 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
         for name, array in learner.weights().items():
             if not np.isfinite(array).all():
                 raise UsageError(f"model.py: {name} is NaN or infinite at first; initialise it")
-        _refuse_unusable(modules, config.algorithm, spec)
+        _refuse_unusable(modules, config, spec)
     return learner
 
 
 def _refuse_unusable(
-    modules: dict[str, nn.Module], settings: AlgorithmSettings, spec: EnvironmentSpec
+    modules: dict[str, nn.Module], config: TrainConfig, spec: EnvironmentSpec
 ) -> None:
-    """Raise UsageError unless actors can run the policy in this environment and compute what the
-    trained one does (one that is no `PolicyNetwork` answers for itself), and losses see a number
-    for each step: all at the first step of some episodes."""
+    """Raise UsageError unless actors can run the policy in this environment, compute what a trained
+    `PolicyNetwork` does, and losses see of each network what they need. Tried on observations as
+    of the first steps of episodes."""
     shared = modules.get("shared")
     policy = modules["policy"] if shared is None else shared.policy
     acting = _acting(policy, spec)
@@ -102,19 +103,43 @@ def _refuse_unusable(
                 "layer of its own a `kind` (docs/add-a-layer.md), and a policy of its own a "
                 "`snapshot`"
             )
-    if isinstance(settings, PolicyGradient):
-        samples["actions"] = acting.act(seen, None, acting.states(ROW_BLOCK), rows)
-        if spec.masked:
-            samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
-        wanted = {policy: 2} if shared is not None else {policy: 2, modules["value"]: 1}
-        for module, count in wanted.items():
-            # A copy, because a pass may count.
-            made = AutogradNetwork(copy.deepcopy(module)).outputs(samples)
-            if (shapes := [each.shape for each in made]) != [(ROW_BLOCK,)] * count:
-                raise UsageError(
-                    f"model.py: {name_of(module.outputs)} returned {shapes} for {ROW_BLOCK} steps, "
-                    f"in place of {count} with a number for each step, ({ROW_BLOCK},)"
-                )
+    actions = acting.act(seen, None, acting.states(ROW_BLOCK), rows)
+    samples["actions"] = actions
+    if spec.masked:
+        samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
+    # One number for each step, of the policies that have log-probabilities and entropies.
+    number, by_choice = [(ROW_BLOCK,)], isinstance(config.algorithm, PolicyGradient | Cloning)
+    wanted = {"policy": 2 * number if by_choice else None, "value": number}
+    wanted |= {name: [(ROW_BLOCK, 1)] for name in ("critic1", "critic2")}
+    for name, module in (modules | {"policy": policy}).items():
+        given = samples
+        if name not in wanted:  # a copy, or checked as the policy
+            continue
+        if name == "value":
+            _refuse_without(module, model_of(config).value, "ValueNetwork", "last", "scale")
+        elif name != "policy":
+            _refuse_without(module, model_of(config).critic, "CriticNetwork")
+            given = {"inputs": np.concatenate([seen, actions], axis=1, dtype=np.float32)}
+        # A copy, because a pass may count.
+        shapes = [each.shape for each in AutogradNetwork(copy.deepcopy(module)).outputs(given)]
+        if shapes != wanted[name] and (wanted[name] or len(shapes) != 1):
+            raise UsageError(
+                f"model.py: {name_of(module.outputs)} returned {shapes} for {ROW_BLOCK} steps, in "
+                f"place of {wanted[name] or 'one alone'}; return a tuple of what the loss sees "
+                "(flame_rl/modules/networks.py)"
+            )
+
+
+def _refuse_without(
+    module: nn.Module, make: Callable[..., nn.Module], kind: str, *names: str
+) -> None:
+    """Raise UsageError unless a network that `make` of model.py made has `outputs` and these."""
+    for name in ("outputs", *names):
+        if not hasattr(module, name):
+            raise UsageError(
+                f"model.py: {name_of(make)} returned {type(module).__name__}, which has no {name}; "
+                f"make it a {kind}, or give it what that has (flame_rl/modules/networks.py)"
+            )
 
 
 def _acting(policy: nn.Module, spec: EnvironmentSpec) -> ActingPolicy:
@@ -191,7 +216,7 @@ def _make_algorithm(
     if isinstance(config.algorithm, Replay):
         from flame_rl.learner.off_policy.update import off_policy
 
-        return off_policy(config, spec, _with_replay(name), demonstrations)
+        return off_policy(config, spec, _maker_of(name), demonstrations)
     if isinstance(config.algorithm, PQNSettings):
         from flame_rl.learner.algorithms.pqn import pqn
 
@@ -199,13 +224,13 @@ def _make_algorithm(
     if demonstrations is not None:
         from flame_rl.learner.demonstrations.cloning import cloned_first
 
-        return cloned_first(config, spec, _on_policy(name), demonstrations)
+        return cloned_first(config, spec, _update_of(name), demonstrations)
     from flame_rl.learner.on_policy.update import on_policy
 
-    return on_policy(config, spec, _on_policy(name))
+    return on_policy(config, spec, _update_of(name))
 
 
-def _on_policy(name: str) -> Update:
+def _update_of(name: str) -> Update:
     """What improves the networks once, from the episodes of an iteration."""
     match name:
         case "reinforce":
@@ -217,7 +242,7 @@ def _on_policy(name: str) -> Update:
     return update
 
 
-def _with_replay(name: str) -> Callable[..., GradientStep]:
+def _maker_of(name: str) -> Callable[..., GradientStep]:
     """What makes the algorithm's networks and its gradient step."""
     match name:
         case "dqn":

@@ -17,8 +17,8 @@ NAME = "model.py"
 
 def model_of(config: TrainConfig) -> ModuleType:
     """The module that --model names; by default a model.py beside the script that was started, or
-    in the current folder, or else `flame_rl.model`. Raises UsageError where there is no such
-    file."""
+    in the current folder, or else `flame_rl.model`, the clone's or the wheel's model.py. Raises
+    UsageError where there is no such file."""
     own = config.experiment.model
     if own is None:
         script = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -85,8 +85,8 @@ class Rewards:
         return means
 
 
-# The environment's own reward, one number, is learned from.
-OWN = Rewards()
+# The environment's reward, one number, is learned from.
+RAW = Rewards()
 
 
 def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:

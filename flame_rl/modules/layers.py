@@ -13,8 +13,8 @@ from flame_rl.wire.messages import Layer
 
 
 class LayerModule(nn.Module):
-    """A torch module that is also a kind of layer in flame_rl/nets/. `kind`: the name of that kind.
-    A class that says it in its own body computes what the kind does."""
+    """A torch module that is also a kind of layer in flame_rl/nets/. `kind`: its name there, in the
+    body of the class whose `forward` computes it."""
 
     kind: str
 
@@ -158,12 +158,12 @@ def side_by_side(widths: Sequence[int], branches: Sequence[Sequence[nn.Module]])
     return list(branches[0]) if len(widths) == 1 else [Branches(widths, branches)]
 
 
-def normalized(layers: Sequence[nn.Module]) -> list[nn.Module]:
+def with_layer_norms(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The layers, also those in branches, with a `LayerNorm` before each activation."""
     result, width = [], 0
     for layer in layers:
         if isinstance(layer, Branches):
-            each = (nn.Sequential(*normalized(branch)) for branch in layer.branches)
+            each = (nn.Sequential(*with_layer_norms(branch)) for branch in layer.branches)
             layer.branches = nn.ModuleList(each)
         elif isinstance(layer, Activation):
             result.append(LayerNorm(width))

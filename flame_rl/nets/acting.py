@@ -47,7 +47,7 @@ class ActingPolicy:
             before = sum(each.state is not None for each in self._layers)
             state = None if shape is None else before
             divide = layer.divide if isinstance(layer, InputsLayer) else None
-            act = type(layer)(**arrays).acting()
+            act = type(layer)(**arrays).make_act()
             self._layers.append(_Acting(act, dtype, state, sent.input, divide))
 
     def states(self, slots: int) -> States:

@@ -85,7 +85,7 @@ class LayerKind:
         """
         raise NotImplementedError
 
-    def acting(self) -> Act:
+    def make_act(self) -> Act:
         """The function that acts: `act`, unless a kind overrides this to compute constants once."""
         return self.act
 
@@ -227,7 +227,7 @@ class DenseLayer(LayerKind):
         firsts = range(0, outputs, width)
         return [np.ascontiguousarray(self.weight[:, first : first + width]) for first in firsts]
 
-    def acting(self) -> Act:
+    def make_act(self) -> Act:
         blocks, bias = self.weight_blocks(), self.bias
 
         def act(x: np.ndarray) -> np.ndarray:

@@ -4,15 +4,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from traceback import walk_tb
 
 from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
+from flame_rl.actor.failure import summary
 from flame_rl.learner.rewards import raised_by
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
@@ -127,8 +129,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the user's own model.py lacks a network, is no Python, or ends the
-    program, and where there is too little address space for torch."""
+    """Raise UsageError where the user's own model.py lacks a network, is no Python, raises, or ends
+    the program, and where there is too little address space for torch."""
     try:
         yield
     except SystemExit as error:
@@ -145,8 +147,25 @@ def own_networks() -> Iterator[None]:
         # See flame_rl.learner.own_model.
         own = "model", getattr(module, "__file__", None)
         if getattr(module, "__name__", "") not in own:
+            _refuse_in_model(error)
             raise
         raise UsageError(
             f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
             "model.py: begin with a copy of that one, or give this file another name"
         ) from error
+    except (UsageError, RunError, Interrupted):
+        raise
+    except Exception as error:
+        _refuse_in_model(error)
+        raise
+
+
+def _refuse_in_model(error: Exception) -> None:
+    """Raise UsageError if model.py was at work when the error was raised."""
+    lines = [
+        f"{frame.f_code.co_filename}, line {number}"
+        for frame, number in walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in ("model", frame.f_code.co_filename)
+    ]
+    if lines:
+        raise UsageError(f"{lines[-1]}: {summary(error)}; correct it there") from error

@@ -22,7 +22,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
-from flame_rl.system.program import program
+from flame_rl.system.program import program, typed
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -170,7 +170,8 @@ def saved_config(path: Path) -> TrainConfig:
         # Whether it is trusted, a folder does not say itself.
         return read_config(run_of(path)).changed(resume=path, trust=False)
     except OSError as error:
-        raise UsageError(f"--resume: {path} holds no run: {error}") from error
+        listed = f"`{typed('runs')}` lists those in runs/"
+        raise UsageError(f"--resume: {path} holds no run: {error}; {listed}") from error
 
 
 def refuse_modules_in(folder: Path, config: TrainConfig) -> None:

@@ -47,13 +47,13 @@ def learn_iteration(
     config: TrainConfig,
     spec: EnvironmentSpec,
     done: Totals,
-    given: tuple[Collected, float],
+    collected: Collected,
+    seconds: float,
 ) -> IterationResult:
-    """Update the learner in place by the episodes that `collect_iteration` returned, and evaluate
-    its policy where that is due, with episodes that the backend collects. `done` are the totals
-    before the iteration. Raises as `Backend.collect` and `Learner.update` do."""
+    """Update the learner in place by what `collect_iteration` returned, and evaluate its policy
+    where that is due, with episodes that the backend collects. `done` are the totals before the
+    iteration. Raises as `Backend.collect` and `Learner.update` do."""
     experiment, rewards, began = config.experiment, learner.rewards, time.perf_counter()
-    collected, collecting = given
     episodes = collected.episodes
     after = done.plus(len(episodes), episodes.steps)
     raw = rewards.raw(episodes)
@@ -73,7 +73,7 @@ def learn_iteration(
         evaluation = evaluation_of(evaluated, request.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=collecting,
+        collecting=seconds,
         updating=updated - began,
         waiting=collected.waiting_seconds,
         evaluating=time.perf_counter() - updated,

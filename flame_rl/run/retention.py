@@ -79,16 +79,16 @@ class Checkpointer:
         with checkpoint.refused_by_the_disk(self._folder):
             for old in set(own) - set(kept):
                 old.unlink(missing_ok=True)
-            if (files := self._trainer.files) is not None:
-                self._needed[path] = files.first_needed(latest.learner)
+            if (replay := self._trainer.replay) is not None:
+                self._needed[path] = replay.first_needed(latest.learner)
                 for each in set(kept) - self._needed.keys():
                     # Written before the run was resumed. Nobody can resume from a damaged one.
                     with contextlib.suppress(checkpoint.CheckpointError):
-                        self._needed[each] = files.first_needed(
+                        self._needed[each] = replay.first_needed(
                             checkpoint.read_checkpoint(each).learner
                         )
                 self._needed = {each: self._needed[each] for each in kept if each in self._needed}
-                files.forget_before(min(self._needed.values()))
+                replay.forget_before(min(self._needed.values()))
 
     def _save_best(self) -> None:
         if self._better is not None:

@@ -89,7 +89,7 @@ class Trainer:
             config: what to train; an environment alone stands for TrainConfig(env).
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
-            reports: for the command line, which carries out `config.output` and calls `resume_run`;
+            reports: for the command line, which carries out `config.output` and calls `begin`;
                 otherwise settings of output are refused, or without effect.
 
         Raises UsageError or RunError if the environment, a setting or the cluster cannot be used.
@@ -119,14 +119,14 @@ class Trainer:
         if config.algorithm.overlap and (self.distributed or local_workers(config)):
             self._backend = iteration.PrefetchingBackend(self._backend, self.stop)
         try:
-            # The import of torch takes seconds, in which Ctrl-C must work.
+            # Importing torch, and model.py, takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
                 from flame_rl.learner.own_model import model_of
 
                 unless_stopped(self.stop, lambda: model_of(config))
                 self._make_learner()
             if not reports:
-                self._begin()
+                self._take_networks()
         except BaseException:
             self.close()
             raise
@@ -167,8 +167,8 @@ class Trainer:
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = acting_generator(experiment.seed)
 
-    def _begin(self) -> None:
-        """Begin with another run's networks, where `from_` names one."""
+    def _take_networks(self) -> None:
+        """Take another run's networks, where `from_` names one."""
         if (begun := transfer.begin_from(self.learner, self.config, self.spec)) is not None:
             digest, note, warnings = begun
             self.config = self.config.changed(from_digest=digest)
@@ -227,16 +227,16 @@ class Trainer:
         trainer.warnings = warnings
         return trainer
 
-    def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
-        """Continue the run that `config.output.resume` names, a folder or a checkpoint in one, or
-        begin. `found` is what `find_checkpoint` returned for it, if it was called. Raises
-        UsageError if no checkpoint can be used, or it does not fit config.json or model.py."""
+    def begin(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
+        """Begin, or continue the run that `config.output.resume` names, a folder or a checkpoint in
+        one. `found` is what `find_checkpoint` returned for it, if it was called. Raises UsageError
+        if no checkpoint can be used, or it does not fit config.json or model.py."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
             path = None
         if path is None:
-            return self._begin()
+            return self._take_networks()
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
         if different := folder.differences(saved, self.config):
@@ -275,7 +275,7 @@ class Trainer:
         self._refuse_if_closed()
         if self.stop.is_set():
             raise Interrupted
-        result = self.iterate(self._backend)
+        result = self.do_iteration(self._backend)
         if (beyond := results.beyond_atoms(self.config, result)) and beyond not in self.warnings:
             self.warnings.append(beyond)
         if self._callback is not None and self._callback(result) == "stop":
@@ -283,18 +283,18 @@ class Trainer:
         return result
 
     @ONE_BLAS_THREAD
-    def iterate(self, backend: Backend) -> results.IterationResult:
+    def do_iteration(self, backend: Backend) -> results.IterationResult:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner = self.learner
         run = learner, backend, self.config, self.spec, self.totals
-        arrived = iteration.collect_iteration(*run)
+        collected = iteration.collect_iteration(*run)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = results.RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result = iteration.learn_iteration(*run, arrived)
+                result = iteration.learn_iteration(*run, *collected)
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
@@ -371,7 +371,7 @@ class Trainer:
         return self._policy
 
     @property
-    def files(self) -> ReplayMemory | None:
+    def replay(self) -> ReplayMemory | None:
         """The replay memory, whose episodes are in files of their own; None if there is none."""
         return self.learner.parts.get("replay")
 
@@ -380,8 +380,8 @@ class Trainer:
         Raises RunError if the disk refuses."""
         path = Path(path)
         with refused_by_the_disk(path):
-            if self.files is not None:
-                self.files.copy_to(folder.files_beside(path))
+            if self.replay is not None:
+                self.replay.copy_to(folder.files_beside(path))
             state = results.RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))

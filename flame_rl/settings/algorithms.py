@@ -26,7 +26,7 @@ from flame_rl.settings.checks import (
 from flame_rl.system.errors import UsageError
 
 # The losses that every network with shared layers has.
-OWN = ("policy", "value")
+SHARED_LOSSES = ("policy", "value")
 
 LogStd = Annotated[float, within(-20, 5)]
 # A squashed Gaussian policy clips the logarithm at 2.
@@ -139,7 +139,7 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [*OWN, *map(loss_name, self.auxiliary)]
+        names = [*SHARED_LOSSES, *map(loss_name, self.auxiliary)]
         if len(set(names)) < len(names):
             raise UsageError(f"--auxiliary: two losses have the name {names[-1]}; rename a class")
         if self.auxiliary and not self.shared_torso:

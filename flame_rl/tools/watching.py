@@ -168,19 +168,24 @@ def _cannot_draw(error: BaseException) -> UsageError:
 def drawing_simulator(environment: messages.Environment, mode: str) -> EnvironmentsSimulator:
     """A simulator whose environment draws itself, in a window ("human") or as pictures
     ("rgb_array"). Raises UsageError if it cannot, or if OpenGL or a display is missing."""
-    remedy = f"it needs a parameter render_mode, and {mode!r} in metadata['render_modes']"
     try:
         simulator = plain_simulator(environment, mode)
     except SimulatorError as error:
-        raise UsageError(f"{error}. To be shown, {remedy}") from error
+        raise UsageError(f"{error}. {cannot_be_shown(environment.env_id, mode)}") from error
     env = simulator.first
     if getattr(env, "render_mode", None) != mode:
-        raise UsageError(f"{environment.env_id} cannot be shown: {remedy}")
+        raise cannot_be_shown(environment.env_id, mode)
     if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
         follow_robot(renderer)
         if mode != "human":
             _find_opengl()
     return simulator
+
+
+def cannot_be_shown(env_id: str, mode: str) -> UsageError:
+    """The error for an environment without this mode of drawing."""
+    needs = f"it needs a parameter render_mode, and {mode!r} in metadata['render_modes']"
+    return UsageError(f"{env_id} cannot be shown: {needs}")
 
 
 def follow_robot(renderer: Any) -> None:

@@ -44,8 +44,8 @@ class Environment:
             where it has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
-        agent_number: whether each of several agents observes its own number, too.
         outcomes: the same at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
+        agent_number: whether each of several agents observes its own number, too.
         slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, "name=value" in JSON or Python.
@@ -149,7 +149,7 @@ class EnvironmentSpec:
 
 
 def _named_arrays(data: Any, name: str) -> dict[str, None]:
-    """The names of a layer's arrays, which `codec` puts beside them."""
+    """The names of a layer's arrays; `codec.decode_snapshot` adds the arrays."""
     return dict.fromkeys(value_from_data(tuple[str, ...], data, name))
 
 
@@ -219,7 +219,7 @@ class CollectRequest:
     WireError if two columns have one name.
 
     Attributes:
-        indices: which episodes of that iteration, ascending. One that several agents play becomes
+        indices: which episodes of the iteration, ascending. One that several `agents` play becomes
             an episode of each, under the same index, agent by agent.
         steps: with a number, the episodes that are wanted are those from the first index on until
             their lengths add up to it, and `indices` only those to begin with.

@@ -125,13 +125,13 @@ def test_tasks_are_worth_sending_and_end_together(workers, episode_seconds, epis
             assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
-        task_sizes.learn(episodes, episodes * episode_seconds / workers, [])
+        task_sizes.note(episodes, episodes * episode_seconds / workers, [])
 
 
 def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
     """In the time of a task it can send 200 a second, and so 200 tasks' worth to 200 workers."""
     task_sizes = TaskSizes(200)
-    task_sizes.learn(10_000, 10_000 * 0.05 / 200, [])
+    task_sizes.note(10_000, 10_000 * 0.05 / 200, [])
     assert len(task_sizes.split(10_000)) / 200 <= 10_000 * 0.05 / 200
 
 
@@ -142,7 +142,7 @@ def test_tasks_keep_all_processes_of_an_executor_busy(episodes):
         sizes = task_sizes.split(episodes)
         assert sum(sizes) == episodes and min(sizes) >= min(16, episodes // 5, 1)
         assert len(sizes) <= 4 * math.ceil(episodes / 64) + 4
-        task_sizes.learn(episodes, 1.0 * math.ceil(episodes / 64), [])
+        task_sizes.note(episodes, 1.0 * math.ceil(episodes / 64), [])
 
 
 def test_no_more_in_flight_than_allowed():

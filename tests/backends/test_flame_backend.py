@@ -258,9 +258,9 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 def test_an_executor_starts_its_simulators_process_before_it_is_asked():
     collector = Collector()
     try:
-        assert psutil.pid_exists(collector._worker._workers[0].pid)
+        assert psutil.pid_exists(collector._team._workers[0].pid)
     finally:
-        collector._worker.close()
+        collector._team.close()
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_a_task_is_heard_of_while_many_others_still_run(memory_here):
     connect(threading.Event())
     capacity = capacity_of(flamepy.core.client.list_nodes(), Execution())
     assert capacity == Capacity(12)
-    compat.watch_at_once(capacity.in_flight)
+    compat.watch_tasks(capacity.in_flight)
     spec = SessionAttributes(id="many", application="flmrun", min_instances=0)
     many = flamepy.core.client.open_session("many", spec)
     futures = [many.run(b"") for _ in range(capacity.in_flight)]

@@ -70,7 +70,7 @@ class Cluster:
             for run in answered(tasks, task, self._now):
                 played.update(task.request.indices[run])
         took = self._now - began
-        self.sizes.learn(episodes, took, tasks.paces)
+        self.sizes.note(episodes, took, tasks.paces)
         self._now += update
         assert played == Counter(range(episodes))
         return took
@@ -152,7 +152,7 @@ def test_an_episode_that_another_task_brings_is_not_asked_for_again():
     again = tasks.next(2.0)
     assert again.request.indices == (6, 7)
     assert tasks.failed(slow, 2.0) == (4, 5)
-    tasks.retry([Task(request_for("CartPole-v1", [index])) for index in (4, 5)])
+    tasks.put_first([Task(request_for("CartPole-v1", [index])) for index in (4, 5)])
     four, five = tasks.next(2.0), tasks.next(2.0)
     assert (four.request.indices, five.request.indices) == ((4,), (5,))
     assert tasks.failed(again, 2.1) == (6, 7)
@@ -176,7 +176,7 @@ def test_every_episode_counts_once_whatever_fails(seed):
         task = sent.pop(dice.randrange(len(sent)))
         if dice.random() < 0.4:
             missing = tasks.failed(task, now)
-            tasks.retry([Task(request_for("CartPole-v1", [index])) for index in missing])
+            tasks.put_first([Task(request_for("CartPole-v1", [index])) for index in missing])
             continue
         for run in answered(tasks, task, now):
             counted.update(task.request.indices[run])
@@ -204,7 +204,7 @@ def test_steps_are_those_of_the_first_episodes_whatever_comes_first(length, seed
         task = sent.pop(dice.randrange(len(sent)))
         indices = task.request.indices
         if dice.random() < 0.2:
-            tasks.retry([Task(replace(request, indices=(i,))) for i in tasks.failed(task, now)])
+            tasks.put_first([Task(replace(request, indices=(i,))) for i in tasks.failed(task, now)])
             continue
         tasks.answered(task, now, np.array([length(index) for index in indices]))
         come |= set(indices)

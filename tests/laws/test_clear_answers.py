@@ -157,6 +157,21 @@ def test_a_model_that_is_no_python_is_named_with_its_line(tmp_path):
         Trainer(TrainConfig(model=tmp_path / "nets.py", local=True, workers=0))
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("width = hidden\n", "line 1: NameError: name 'hidden' is not defined"),
+        ("def policy(spec, config):\n    return gain\n", "line 2: NameError: name 'gain'"),
+        ("def policy(spec, config):\n    return spec.width\n", "line 2: AttributeError: .*'width'"),
+        ("import torch\ndef policy(*_):\n    torch.zeros(2, -1)\n", "line 3: RuntimeError: "),
+    ],
+)
+def test_what_a_model_raises_is_named_with_its_line(text, error, tmp_path):
+    (tmp_path / "nets.py").write_text(text)
+    with pytest.raises(UsageError, match=rf"nets\.py, {error}.*; correct it there"):
+        Trainer(TrainConfig(model=tmp_path / "nets.py", local=True, workers=0))
+
+
 def test_after_its_end_a_trainer_says_so():
     trainer = Trainer(TrainConfig(local=True, workers=0, episodes_per_iter=2))
     trainer.close()

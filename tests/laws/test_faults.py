@@ -104,30 +104,30 @@ def test_the_deadline_follows_the_longest_task_and_the_number_of_episodes():
     deadlines = Deadlines(None, episodes=5, megabytes=6)
     assert deadlines.limits() == Limits(1, 600.0, 5, 6)
     for seconds, deadline in ((0.5, 60.0), (75.0, 750.0), (2.0, 750.0)):
-        deadlines.learn(deadlines.limits(1), seconds, None)
+        deadlines.note(deadlines.limits(1), seconds, None)
         assert deadlines.limits(4).deadline == deadline
     assert deadlines.limits(40).deadline == 2 * 40 * 75.0
     # Side by side they take less than one after another.
-    deadlines.learn(deadlines.limits(40), 1353.0, None)
+    deadlines.note(deadlines.limits(40), 1353.0, None)
     assert deadlines.limits(40).deadline == deadlines.limits(1).deadline == 13530.0
     fixed = Deadlines(3.0, episodes=5, megabytes=6)
-    fixed.learn(fixed.limits(1), 100.0, None)
+    fixed.note(fixed.limits(1), 100.0, None)
     assert fixed.limits(50).deadline == 3.0
 
 
 def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_size_succeeds():
     deadlines = Deadlines(None, episodes=5, megabytes=6)
-    deadlines.learn(deadlines.limits(1), 10.0, None)
+    deadlines.note(deadlines.limits(1), 10.0, None)
     limits = deadlines.limits(20)
     assert limits.deadline == 400.0
     for _ in range(2):  # killed together
-        deadlines.learn(limits, 1.0, "timeout")
-    deadlines.learn(deadlines.limits(1), 10.0, None)
+        deadlines.note(limits, 1.0, "timeout")
+    deadlines.note(deadlines.limits(1), 10.0, None)
     assert deadlines.limits(20).deadline == 800.0
     for _ in range(3):
-        deadlines.learn(deadlines.limits(20), 1.0, "timeout")
+        deadlines.note(deadlines.limits(20), 1.0, "timeout")
     assert deadlines.limits(20).deadline == 1600.0
-    deadlines.learn(deadlines.limits(20), 30.0, None)
+    deadlines.note(deadlines.limits(20), 30.0, None)
     assert deadlines.limits(20).deadline == 300.0
 
 

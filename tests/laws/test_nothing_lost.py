@@ -163,7 +163,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
     """While an iteration is done, or while one is undone whose update failed."""
-    traced = {inspect.unwrap(Trainer.iterate).__code__}
+    traced = {inspect.unwrap(Trainer.do_iteration).__code__}
     traced |= {each.__code__ for each in (collect_iteration, learn_iteration)}
     traced |= {function.__code__ for function in (Learner.update, Learner.load_state_dict)}
     config = TrainConfig(local=True, workers=0, episodes_per_iter=2, hidden_sizes=(3,))

@@ -191,7 +191,7 @@ AT_THE_START = {
     ),
     "one of two": (
         with_method("outputs", lambda self, samples: (self(samples["inputs"]),)),
-        r"Own\.outputs .* \[\(8, 2\)\] for 8 steps, in place of 2 with a number for each",
+        r"Own\.outputs .* \[\(8, 2\)\] for 8 steps, in place of \[\(8,\), \(8,\)\]",
     ),
 }
 
@@ -207,6 +207,61 @@ def test_a_function_without_a_network_is_named(monkeypatch):
     monkeypatch.setattr(model, "value", lambda spec, config: None)
     with pytest.raises(UsageError, match="returned NoneType and no network"):
         learner_of(True, algorithm="a2c")
+
+
+NO_OUTPUTS = [
+    ("a2c", "value", "outputs", "ValueNetwork"),
+    ("impala", "value", "scale", "ValueNetwork"),
+    ("a2c", "value", "last", "ValueNetwork"),
+    ("sac", "critic", "outputs", "CriticNetwork"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "name", "lacking", "remedy"), NO_OUTPUTS)
+def test_a_network_without_what_learners_need_is_named(
+    algorithm, name, lacking, remedy, monkeypatch
+):
+    def own(spec, config):
+        module = nn.Sequential(Dense(spec.observation_dim, 1))
+        has = {"outputs", "last", "scale"} - {lacking}
+        vars(module).update(dict.fromkeys(has, lambda samples: (module(samples["inputs"])[:, 0],)))
+        return module
+
+    monkeypatch.setattr(model, name, own)
+    error = (
+        rf"own \(test_changed_networks\.py, line \d+\) returned Sequential, which has no {lacking}"
+    )
+    with pytest.raises(UsageError, match=f"{error}; make it a {remedy}"):
+        learner_of(True, algorithm=algorithm)
+
+
+OF_ONE_OUTPUT = [
+    *((algorithm, "action_values") for algorithm in ("dqn", "pqn", "sarsa", "r2d2")),
+    *(("td3", "deterministic_policy"), ("td3", "critic")),
+    *(("sac", "squashed_policy"), ("sac", "critic")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "name"), OF_ONE_OUTPUT)
+def test_a_second_output_off_policy_is_refused(algorithm, name, monkeypatch):
+    make = getattr(model, name)
+
+    def two(*arguments):
+        module = make(*arguments)
+
+        class Two(type(module)):
+            def outputs(self, samples):
+                return 2 * super().outputs(samples)
+
+        module.__class__ = Two
+        return module
+
+    monkeypatch.setattr(model, name, two)
+    error = (
+        r"Two\.outputs \(test_changed_networks\.py, line \d+\) returned \[\(8, \d\), .* in place of"
+    )
+    with pytest.raises(UsageError, match=error):
+        learner_of(name != "action_values", algorithm=algorithm)
 
 
 def test_a_missing_package_of_the_users_own_networks_is_named():

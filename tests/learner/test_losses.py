@@ -287,6 +287,17 @@ def test_an_algorithms_own_loss_in_torch_trains_as_the_built_in_one(algorithm, l
         np.testing.assert_allclose(array, built_in.weights()[name], rtol=1e-4, atol=1e-5)
 
 
+def test_an_algorithm_that_ignores_it_is_named(monkeypatch):
+    def own(networks, batch, config, decay, generator):
+        return {}
+
+    monkeypatch.setattr("flame_rl.learner.algorithms.a2c.a2c", own)
+    learner = learner_of(True, algorithm="a2c", policy_loss=f"{HERE}:gradient")
+    with pytest.raises(UsageError, match=r"--policy-loss: own \(test_losses.* has no use for it"):
+        learner.update(random_episodes(True))
+    learner_of(True, algorithm="a2c").update(random_episodes(True))
+
+
 def in_place(log_probs, entropies, samples):
     return log_probs.exp().clamp_(0.8, 1.2)
 

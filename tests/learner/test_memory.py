@@ -120,7 +120,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
 def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     learner = make_learner(described(environment_id("Wandering")), memory="gru")
     episodes = collect(environment_id("Wandering"), range(60), learner.snapshot())
-    batch = make_batch(episodes, whole=True)
+    batch = make_batch(episodes, remembers=True)
     columns = {"number": np.arange(batch.steps)}
     inputs = episodes.observations
     batch = replace(batch, policy_inputs=inputs, log_probs=np.zeros(batch.steps))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flame_rl.learner.rewards import OWN, make_rewards
+from flame_rl.learner.rewards import RAW, make_rewards
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Episodes
@@ -95,10 +95,10 @@ def test_one_number_is_made_of_parts(spec, how):
 
 
 def test_without_settings_episodes_stay_the_same_object():
-    assert of(SCALAR) == OWN and OWN.names == ()
+    assert of(SCALAR) == RAW and RAW.names == ()
     episodes = random_episodes(continuous=False)
-    assert OWN.raw(episodes) is episodes and OWN.shaped(episodes, episodes) is episodes
-    assert OWN.means(episodes, episodes) == {}
+    assert RAW.raw(episodes) is episodes and RAW.shaped(episodes, episodes) is episodes
+    assert RAW.means(episodes, episodes) == {}
 
 
 def test_parts_alone_change_nothing_that_is_learned_from():

@@ -266,7 +266,7 @@ def test_a_refused_run_leaves_no_folder(old, tmp_path):
 
 
 def steps_of(trainer: Trainer) -> np.ndarray:
-    store = trainer.files.store
+    store = trainer.replay.store
     return store.read(store.rows(np.arange(store.first, store.steps)))["observations"]
 
 
@@ -278,7 +278,7 @@ def replaying(old: Path, **settings) -> Trainer:
 def test_replayed_experience_comes_along_and_the_old_files_stay(old):
     before = contents(old / "dqn" / "replay")
     with Trainer.load(old / "dqn", local=True, workers=0) as trainer:
-        trainer.files.recall()
+        trainer.replay.recall()
         expected = steps_of(trainer)
     with replaying(old, warm_up_steps=40, updates_per_step=0.2) as trainer:
         np.testing.assert_array_equal(steps_of(trainer), expected)

@@ -299,7 +299,7 @@ def stub_trainer(first: int = 0, **options) -> SimpleNamespace:
     config = TrainConfig(hidden_sizes=(3,), **options)
     totals = Totals(first)
     return SimpleNamespace(
-        config=config, spec=SPEC, learner=new_learner(), totals=totals, before=None, files=None
+        config=config, spec=SPEC, learner=new_learner(), totals=totals, before=None, replay=None
     )
 
 

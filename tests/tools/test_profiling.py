@@ -65,8 +65,8 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
 
 
 def test_slow_iterations_are_measured_once(monkeypatch, capsys):
-    counted = mock.Mock(side_effect=Trainer.iterate)
-    monkeypatch.setattr(Trainer, "iterate", lambda *arguments: counted(*arguments))
+    counted = mock.Mock(side_effect=Trainer.do_iteration)
+    monkeypatch.setattr(Trainer, "do_iteration", lambda *arguments: counted(*arguments))
     monkeypatch.setattr(command, "_SECONDS", 0.0)
     config = TrainConfig(env="cartpole", local=True, episodes_per_iter=8, workers=2)
     assert measure_both(config, threading.Event())[1].episodes == 8
@@ -77,13 +77,13 @@ def test_slow_iterations_are_measured_once(monkeypatch, capsys):
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
-    results, iterate = [], Trainer.iterate
+    results, do_iteration = [], Trainer.do_iteration
 
     def kept(*arguments):
-        results.append(iterate(*arguments))
+        results.append(do_iteration(*arguments))
         return results[-1]
 
-    monkeypatch.setattr(Trainer, "iterate", kept)
+    monkeypatch.setattr(Trainer, "do_iteration", kept)
     options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
     config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=2, **options)
     measure_both(config, threading.Event())

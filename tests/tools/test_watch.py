@@ -165,6 +165,11 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
     ("arguments", "message"),
     [
         (("run",), "there is no display for a window .*--video FILE.mp4"),
+        (("nothing",), "error: nothing: "),
+        (
+            ("--env", environment_id("TwoSteps"), "--untrained"),
+            "cannot be shown: it needs .* render_mode",
+        ),
         (("--video", "f.gif"), "name a run folder, or --env NAME --untrained"),
         (("run", "--untrained", "--video", "f.gif"), "name a run folder"),
         (("--env", "ant", "--video", "f.gif"), "name a run folder"),

@@ -16,14 +16,14 @@ from flame_rl.wire.messages import Column
 
 class Simulator:
     """Episodes side by side, each in a slot of its own. The arrays stay the same objects; their W
-    rows are whole blocks of `ROW_BLOCK`, of which those beyond the slots are not used.
+    rows are a multiple of `ROW_BLOCK`, of which those beyond the slots are not used.
 
     Attributes:
         slots: the number of episodes that it plays side by side, at most.
         agents: the number of agents that play together, whose slots are neighbours.
         observations: float32 [W, D], or uint8 of a single column of that type: each slot's current
             observation, flattened.
-        observed: the columns that observations are recorded in, side by side.
+        observed: the column of each input of an observation, in order.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
         reward_parts: float64 [W, P], those of the slot's last step.
         outcomes: float64 [W, O], where the slot's last step ended its episode; else 0.

@@ -70,8 +70,8 @@ class FlameBackend:
         self._capacity = capacity_of(client.list_nodes(), settings)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = ExecutorMonitor(self.executors)
-        # Whether nodes and executors were seen since they were last followed.
-        self._seen_anew = False
+        # Whether `_follow_nodes` has yet to heed what Flame said last.
+        self._unheeded = False
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
         self._restarted = False
@@ -116,7 +116,7 @@ class FlameBackend:
         try:
             self._began = time.monotonic()
             self._follow_nodes()
-            compat.watch_at_once(self._capacity.in_flight)
+            compat.watch_tasks(self._capacity.in_flight)
             self._most_episodes = 1
             try:
                 self._publish()
@@ -219,12 +219,12 @@ class FlameBackend:
     # Nodes and executors
 
     def _look(self) -> bool:
-        """See what nodes and executors do, every few seconds, and react to it; returns whether it
-        was seen now."""
+        """Ask Flame every few seconds what nodes and executors do, and bypass nodes that are away;
+        returns whether Flame has answered now."""
         monitor = self._monitor
         if not monitor.ask(self._session.id):
             return False
-        self._seen_anew = True
+        self._unheeded = True
         if monitor.seen.alive >= monitor.wanted:
             self._bypass.close()
         elif not all(map(compat.is_ready, monitor.nodes)):
@@ -234,11 +234,11 @@ class FlameBackend:
 
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        # Mostly it was seen while the episodes of the last iteration were awaited.
+        # Mostly it was asked while the episodes of the last iteration were awaited.
         self._look()
-        if not self._seen_anew:
+        if not self._unheeded:
             return
-        self._seen_anew = False
+        self._unheeded = False
         alive = self._monitor.seen.alive
         given_up = alive < self.executors and self._gave_up()
         nodes = [node for node in self._monitor.nodes if node.metadata.name not in self._failing]

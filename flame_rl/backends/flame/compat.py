@@ -61,9 +61,9 @@ def forked() -> bool:
     return getattr(connection, "process", os.getpid()) != os.getpid()
 
 
-def watch_at_once(tasks: int) -> None:
-    """Watch this number of tasks: flamepy watches ten, and ten long ones would hide that others are
-    done. Goes with one stream for all tasks of a session."""
+def watch_tasks(tasks: int) -> None:
+    """Watch this number of tasks at once: flamepy watches ten, and ten long ones would hide that
+    others are done. Goes with one stream for all tasks of a session."""
     connection = client.ConnectionInstance.instance()
     threads = min(tasks, MOST_WATCHED)
     if connection._executor._max_workers < threads:
@@ -176,8 +176,8 @@ def batch_past(
 
 
 class Bypass:
-    """The session beside the run's, see `batch_past`. It has no task; the run's gets what Flame
-    creates for it."""
+    """The session beside the run's, past nodes that are away: see `batch_past`. It has no task; the
+    run's gets what Flame creates for it."""
 
     def __init__(self, application: str, janitor: Janitor) -> None:
         self._application = application

@@ -42,7 +42,7 @@ class Session:
         # Remembered before it is opened: where that fails, an object of its name stays.
         self.id = short_name(application.name)
         janitor.remember("session", self.id)
-        # flamepy takes the name from what executors make an object of.
+        # flamepy finds the session's name in the class that executors make an object of.
         named = type("Collector", (Collector,), {"_session_context": SessionContext(self.id)})
         # A service that does not scale has exactly as many executors as are warmed up.
         number = capacity.requested or 0
@@ -85,10 +85,11 @@ class Session:
         """Send an encoded request for that number of episodes: the future of its encoded answer."""
         began = time.monotonic()
         limits = deadlines.limits(episodes)
-        weights = json.dumps(asdict(self._weights))
+        snapshot_ref = json.dumps(asdict(self._weights))
         outer: Future[memoryview] = Future()
         try:
-            task = self._service.collect(self._weights, request, tuple(limits), weights)
+            # Flame calls `Collector.collect` with these in an executor.
+            task = self._service.collect(self._weights, request, tuple(limits), snapshot_ref)
         except Exception as error:
             self.failures += 1
             outer.set_exception(error)
@@ -104,7 +105,7 @@ class Session:
                 self._answers.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
                     kind, now = codec.failure_kind(data), time.monotonic()
-                    deadlines.learn(limits, now - began, kind)
+                    deadlines.note(limits, now - began, kind)
                     if kind is None:
                         self._answers.last_result = now
                 try:

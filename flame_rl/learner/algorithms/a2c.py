@@ -44,6 +44,6 @@ def a2c(
     loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
-    steps = networks.descend(epoch, loss, step)
+    numbers = networks.descend(epoch, loss, step)
     explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(steps, step) | explained
+    return policy_metrics(numbers, step) | explained

@@ -18,7 +18,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.modules.networks import Returns, dueling
 from flame_rl.settings.algorithms import DQNSettings
 from flame_rl.settings.config import TrainConfig
@@ -34,7 +34,7 @@ class DQN(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         settings: DQNSettings = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
         self._support = None
@@ -53,7 +53,7 @@ class DQN(GradientStep):
         if self._support is not None:
             self._mean = self._support
         self.policy = model_of(config).action_values(spec, config, returns)
-        self._q = values.ActionValues(config, train(self.policy), settings.target_period)
+        self._q = values.ActionValues(config, trainable(self.policy), settings.target_period)
         self.parts = self._q.parts
         self._loss = values.dueling_loss(loss, self._atoms) if settings.dueling else loss
 

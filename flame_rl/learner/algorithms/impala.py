@@ -20,7 +20,7 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.network import Network, Numbers, Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings.algorithms import ImpalaSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import ACTION_MASKS
@@ -38,10 +38,10 @@ class Impala(GradientStep):
     demonstrable = False
     columns = (_LOG_PROBS,)
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         self._settings: ImpalaSettings = config.algorithm
         self._gamma = config.experiment.gamma
-        self._networks = make_actor_critic(config, spec, train)
+        self._networks = make_actor_critic(config, spec, trainable)
         self.policy, self.parts = self._networks.policy.module, self._networks.parts
 
     def record(self, episodes: Episodes) -> Episodes:

@@ -23,7 +23,7 @@ from flame_rl.learner.on_policy.losses import (
 )
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.learner.training.network import Loss, LossResult, NativeLoss, Samples
+from flame_rl.learner.training.network import CompiledLoss, Loss, LossResult, Samples
 from flame_rl.settings.algorithms import PPOSettings
 from flame_rl.settings.config import TrainConfig
 
@@ -86,4 +86,4 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         gradients = np.where(plain <= clipped, -plain, 0.0), -c
         return policy_numbers(total, samples, log_probs, entropies), gradients
 
-    return NativeLoss(loss, "clipped", POLICY_NUMBERS, clip_range, c)
+    return CompiledLoss(loss, "clipped", POLICY_NUMBERS, clip_range, c)

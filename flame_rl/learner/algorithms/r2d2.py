@@ -16,7 +16,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings.algorithms import R2D2Settings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -30,14 +30,14 @@ class R2D2(GradientStep):
     remembers = True
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         """Raises UsageError for a network without a memory."""
         if config.experiment.memory == "none":
             raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model_of(config).action_values(spec, config)
-        self._q = values.ActionValues(config, train(self.policy))
+        self._q = values.ActionValues(config, trainable(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:

@@ -53,5 +53,5 @@ def reinforce(
     loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
-    steps = networks.descend(epoch, loss, step)
-    return policy_metrics(steps, step) | explained
+    numbers = networks.descend(epoch, loss, step)
+    return policy_metrics(numbers, step) | explained

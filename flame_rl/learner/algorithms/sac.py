@@ -25,7 +25,7 @@ from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import Train, flat_parameters
+from flame_rl.learner.training.trained import Trainable, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -45,14 +45,14 @@ class SAC(GradientStep):
     actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         settings: SACSettings = config.algorithm
         self._settings = settings
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
         self.policy = model_of(config).squashed_policy(spec, config)
-        self._pi = train(self.policy)
+        self._pi = trainable(self.policy)
         self._critics = critics.CriticEnsemble(
-            config, spec, train, count=2, average=settings.average_critics
+            config, spec, trainable, count=2, average=settings.average_critics
         )
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = Adam(flat_parameters(temperature))

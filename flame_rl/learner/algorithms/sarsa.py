@@ -15,7 +15,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings.algorithms import SarsaSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import allowed_in
@@ -28,11 +28,11 @@ class Sarsa(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         self._settings: SarsaSettings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model_of(config).action_values(spec, config)
-        self._q = values.ActionValues(config, train(self.policy))
+        self._q = values.ActionValues(config, trainable(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Loss, LossResult, Numbers, Samples
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.modules.networks import Returns
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -31,7 +31,7 @@ class Successor(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
         """Raises UsageError where the reward is no weighted sum of parts."""
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
@@ -42,7 +42,7 @@ class Successor(GradientStep):
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model_of(config).action_values(spec, config, Returns(weights=self._weights))
-        self._psi = values.ActionValues(config, train(self.policy))
+        self._psi = values.ActionValues(config, trainable(self.policy))
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)
         self.columns = (

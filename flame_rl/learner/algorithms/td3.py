@@ -19,7 +19,7 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import TargetNetwork, Train
+from flame_rl.learner.training.trained import TargetNetwork, Trainable
 from flame_rl.settings.algorithms import TD3Settings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -45,11 +45,11 @@ class Variant:
     theta: float = 1.0
 
 
-def td3(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> TD3:
+def td3(config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> TD3:
     """The algorithm with new networks."""
     settings: TD3Settings = config.algorithm
     smoothing = settings.target_noise, settings.target_noise_clip
-    return TD3(config, spec, train, Variant(2, settings.policy_delay, smoothing))
+    return TD3(config, spec, trainable, Variant(2, settings.policy_delay, smoothing))
 
 
 class TD3(GradientStep):
@@ -60,14 +60,14 @@ class TD3(GradientStep):
     metrics = ("loss", "value_loss", "value", "td_error")
 
     def __init__(
-        self, config: TrainConfig, spec: EnvironmentSpec, train: Train, variant: Variant
+        self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable, variant: Variant
     ) -> None:
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._variant = variant
         self.policy = model_of(config).deterministic_policy(spec, config)
-        self._mu = train(self.policy)
+        self._mu = trainable(self.policy)
         self._target_mu = TargetNetwork(self._mu)
-        self._critics = CriticEnsemble(config, spec, train, variant.critics)
+        self._critics = CriticEnsemble(config, spec, trainable, variant.critics)
         self.parts = {
             "policy": self.policy,
             "policy_adam": self._mu.adam,

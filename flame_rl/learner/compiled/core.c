@@ -29,14 +29,14 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef float four __attribute__((vector_size(16), aligned(4)));
 
 enum { NONE, TANH, RELU, SILU };
-enum { VALUE, GAUSSIAN, CATEGORICAL };
+enum { VALUES, GAUSSIAN, CATEGORICAL };
 enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
 /* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
  * the next inputs where there are any. */
 enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, REWARDS,
        DISCOUNTS, COLUMNS };
-/* The metrics of a loss. */
-enum { LOSS, ENTROPY, KL, METRICS };
+/* The numbers of a loss. */
+enum { LOSS, ENTROPY, KL, NUMBERS };
 
 /* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation.
  * `weight`, `bias`, `norm_weight` and `norm_bias` are offsets into the array of all parameters; -1:
@@ -310,9 +310,8 @@ static void normalize_rows_backward(float *gradient, const float *x, const float
     }
 }
 
-/* Where the arrays of a pass of `rows` samples lie in its workspace: scratch for products; two
- * gradients that take turns; four numbers of each sample for the head and its loss; for each layer
- * its output, what its activation got, its normalised rows and their factors. */
+/* What a pass keeps of a layer: its output, what its activation got, its normalised rows and their
+ * factors. */
 typedef struct {
     float *output, *before, *normalized, *inverse;
 } Saved;
@@ -326,9 +325,11 @@ static int64_t widest(const Network *network) {
     return most;
 }
 
+/* The workspace of a pass of `rows` samples: scratch for products; two gradients that take turns;
+ * four numbers of each sample for the head and its loss; what is saved of each layer. */
 static float *gradients(const Network *network, int64_t number, int64_t rows, float *workspace) {
     int64_t width = widest(network);
-    return workspace + (greater(rows, width) + 2) * PANEL + number * rows * width;
+    return workspace + greater(rows, width) * PANEL + number * rows * width;
 }
 
 static float *for_head(const Network *network, int64_t rows, float *workspace) {
@@ -458,7 +459,7 @@ void forward(const Network *network, const float *parameters, const Samples *sam
     const float *output = layers_forward(network, parameters, x, rows, workspace);
     float *scratch = workspace;
     int64_t width = width_of(network);
-    if (head->kind == VALUE)
+    if (head->kind == VALUES)
         for (int64_t i = 0; i < rows * width; i++) result[i] = output[i] * scale_of(head);
     if (head->kind == GAUSSIAN) {
         const float *log_std = parameters, *actions = samples->data[ACTIONS];
@@ -500,7 +501,7 @@ void backward(const Network *network, const float *parameters, const Samples *sa
     const float *output = saved(network, network->count - 1, rows, workspace).output;
     float *gradient = gradients(network, 0, rows, workspace), *scratch = workspace;
     int64_t width = width_of(network);
-    if (head->kind == VALUE)
+    if (head->kind == VALUES)
         for (int64_t i = 0; i < rows * width; i++) gradient[i] = d_result[i] * scale_of(head);
     if (head->kind == GAUSSIAN) {
         /* With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
@@ -539,15 +540,15 @@ void backward(const Network *network, const float *parameters, const Samples *sa
 
 /* ---- losses ---- */
 
-/* Add the loss's metrics to `metrics`, and write its gradients for what it saw. */
+/* Add the loss's numbers to `numbers`, and write its gradients for what it saw. */
 static void loss_of(const Loss *loss, float scale, const Samples *samples, int64_t rows,
                     const float *result, const float *entropy, float *d_result, float *d_entropy,
-                    double *metrics) {
+                    double *numbers) {
     if (loss->kind == SQUARED_ERROR) { /* ((V - target) / scale)^2 / 2 */
         const float *targets = samples->data[TARGETS];
         for (int64_t i = 0; i < rows; i++) {
             float error = (result[i] - targets[i]) / scale;
-            metrics[LOSS] += 0.5f * error * error;
+            numbers[LOSS] += 0.5f * error * error;
             d_result[i] = error / scale;
         }
         return;
@@ -567,21 +568,21 @@ static void loss_of(const Loss *loss, float scale, const Samples *samples, int64
             d_result[i] = -advantage;
         }
         d_entropy[i] = -bonus;
-        metrics[LOSS] -= objective + bonus * entropy[i];
-        metrics[ENTROPY] += entropy[i];
-        metrics[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
+        numbers[LOSS] -= objective + bonus * entropy[i];
+        numbers[ENTROPY] += entropy[i];
+        numbers[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
     }
 }
 
-/* Add the gradient of a loss, summed over the samples, to `sums`, and its metrics to `metrics`. */
+/* Add the gradient of a loss, summed over the samples, to `sums`, and its numbers to `numbers`. */
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
                   const Samples *samples, int64_t rows, float *workspace, float *sums,
-                  double *metrics) {
+                  double *numbers) {
     float *result = for_head(network, rows, workspace), *entropy = result + rows;
     float *d_result = entropy + rows, *d_entropy = d_result + rows;
     forward(network, parameters, samples, rows, workspace, result, entropy);
     loss_of(loss, scale_of(&network->head), samples, rows, result, entropy, d_result, d_entropy,
-            metrics);
+            numbers);
     backward(network, parameters, samples, rows, workspace, d_result, d_entropy, sums, 0);
 }
 
@@ -660,16 +661,16 @@ typedef struct {
 
 /* Gradient steps on the minibatches from `begin` to `end`, or to one whose KL divergence is above
  * the limit, which takes no step. `factors` are Adam's epsilon and rate for each. Writes the means
- * of the loss's metrics of each minibatch, and its gradient's norm, to `metrics`, [minibatches,
- * METRICS + 1]; returns the number of steps taken. */
+ * of the loss's numbers of each minibatch, and its gradient's norm, to `numbers`, [minibatches,
+ * NUMBERS + 1]; returns the number of steps taken. */
 int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch,
               const Optimizer *optimizer, int64_t begin, int64_t end, const double *factors,
-              float *workspace, uint8_t *scratch, double *metrics) {
+              float *workspace, uint8_t *scratch, double *numbers) {
     float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
         int64_t first = epoch->steps * minibatch / epoch->minibatches;
         int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatches;
-        double *means = metrics + minibatch * (METRICS + 1), share = 1.0 / (last - first);
+        double *means = numbers + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
         for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
         for (int64_t start = first; start < last; start += epoch->slice_rows) {
             int64_t count = last - start < epoch->slice_rows ? last - start : epoch->slice_rows;
@@ -677,11 +678,11 @@ int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch,
                 gather(&epoch->samples, epoch->rows, epoch->order + start, count, scratch);
             add_gradient(network, parameters, loss, &slice, count, workspace, gradient, means);
         }
-        for (int64_t i = 0; i < METRICS; i++) means[i] *= share;
-        means[METRICS] = gradient_norm(optimizer) * share;
+        for (int64_t i = 0; i < NUMBERS; i++) means[i] *= share;
+        means[NUMBERS] = gradient_norm(optimizer) * share;
         /* Not "greater than": a divergence of NaN exceeds the limit, too. */
         if (!((float)means[KL] <= (float)optimizer->max_kl)) return minibatch - begin;
-        clipped_step(optimizer, share, means[METRICS], factors + 2 * minibatch);
+        clipped_step(optimizer, share, means[NUMBERS], factors + 2 * minibatch);
     }
     return end - begin;
 }
@@ -731,11 +732,11 @@ static void q_targets(const Network *network, const float *online, const Target 
 
 /* Gradient steps as by `epoch`, but down the Huber loss of Q(s, a) - target, times the weights, on
  * minibatches of one size in the samples' own order. `taken` steps were taken before the first.
- * Writes each sample's loss, its absolute error and Q(s, a) to `metrics`, [minibatches, 3, rows].
+ * Writes each sample's loss, its absolute error and Q(s, a) to `numbers`, [minibatches, 3, rows].
  * `scratch` holds 12 bytes for each row of a slice. */
 void q_steps(const Network *network, const Epoch *epoch, const Optimizer *optimizer,
              const Target *target, int64_t taken, int64_t begin, int64_t end,
-             const double *factors, float *workspace, int64_t *scratch, float *metrics) {
+             const double *factors, float *workspace, int64_t *scratch, float *numbers) {
     float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
     int64_t width = width_of(network), all = epoch->steps / epoch->minibatches;
     const Samples *samples = &epoch->samples;
@@ -744,7 +745,7 @@ void q_steps(const Network *network, const Epoch *epoch, const Optimizer *optimi
     float *targets = (float *)(scratch + epoch->slice_rows);
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
         for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
-        float *losses = metrics + minibatch * 3 * all, *errors = losses + all;
+        float *losses = numbers + minibatch * 3 * all, *errors = losses + all;
         for (int64_t start = 0; start < all; start += epoch->slice_rows) {
             int64_t rows = all - start < epoch->slice_rows ? all - start : epoch->slice_rows;
             int64_t first = minibatch * all + start;

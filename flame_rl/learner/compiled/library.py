@@ -15,8 +15,8 @@ COLUMNS = (
     *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "ratios"),
     *("targets", "next_inputs", "rewards", "discounts"),
 )
-# The metrics of a loss, in the order of core.c.
-METRICS = "loss", "entropy", "kl"
+# The numbers of a loss, in the order of core.c.
+NUMBERS = "loss", "entropy", "kl"
 
 
 def _struct(name: str, **fields: type) -> type[Structure]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from flame_rl.learner.compiled import library as core
-from flame_rl.learner.compiled.library import COLUMNS, METRICS, address
+from flame_rl.learner.compiled.library import COLUMNS, NUMBERS, address
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch, StepConfig
-from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Network, Samples
+from flame_rl.learner.training.network import CompiledLoss, Gradient, Loss, Network, Samples
 from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
@@ -84,14 +84,14 @@ class CompiledNetwork(Network):
         kind = list(_HEAD_COLUMNS).index(head.kind)
         last = core.Head(kind, factors, *map(address, (head.choices, head.scale)))
         # Types and widths of the columns that differ from one float32 in a row.
-        self._kinds = {
+        self._types = {
             "inputs": (np.float32, self._inputs),
             "next_inputs": (np.float32, self._inputs),
             "actions": (np.int32, factors),
             "action_masks": (np.uint8, -(-self._outputs // 8)),
         }
         if head.kind == "gaussian":
-            self._kinds["actions"] = np.float32, self._outputs
+            self._types["actions"] = np.float32, self._outputs
         self._network = core.Network(len(layers), cast(self._layers, POINTER(core.Layer)), last)
         per_row = sum(2 * each.outputs for each in self._layers) + 2 * max(
             max(each.inputs, each.outputs) for each in self._layers
@@ -112,35 +112,36 @@ class CompiledNetwork(Network):
         shape = (rows,) if names or self._head.scale is not None else (rows, self._outputs)
         outputs = [np.empty(shape, np.float32) for _ in range(1 + bool(names))]
         arguments = self._network, self._parameters, columns, rows, workspace
+        # Values have no entropies.
         self._library.forward(*arguments, *(*outputs, None)[:2])
         return CompiledPass(self, arguments, tuple(outputs), samples["inputs"].shape[-1])
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
-        if not isinstance(loss, NativeLoss):
+        if not isinstance(loss, CompiledLoss):
             return super().differentiate(loss, samples, gradient)
-        rows, metrics = len(samples["inputs"]), np.zeros(len(METRICS))
+        rows, numbers = len(samples["inputs"]), np.zeros(len(NUMBERS))
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns, workspace = self._columns(samples, names, rows), self._workspace(rows)
         gradient.fill(0)
         network = self._network, self._parameters, _loss(loss)
-        self._library.add_gradient(*network, columns, rows, workspace, gradient, metrics)
-        return dict(zip(loss.numbers, metrics.tolist(), strict=False))
+        self._library.add_gradient(*network, columns, rows, workspace, gradient, numbers)
+        return dict(zip(loss.numbers, numbers.tolist(), strict=False))
 
     def run_epoch(
-        self, loss: NativeLoss, adam: Adam, epoch: Epoch, config: StepConfig
+        self, loss: CompiledLoss, adam: Adam, epoch: Epoch, config: StepConfig
     ) -> list[dict[str, float]]:
         """See `flame_rl.learner.training.epoch.train_epoch`."""
         names = *_HEAD_COLUMNS[self._head.kind], *_LOSS_COLUMNS
         columns = self._columns(epoch.columns | {"inputs": epoch.inputs}, names, epoch.steps)
         rows, order = (np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order))
-        slice_rows = self._even(epoch.largest)
+        slice_rows = self._rows_of_slice(epoch.largest)
         sizes = epoch.steps, epoch.count, slice_rows
         minibatches = core.Epoch(columns, address(rows), address(order), *sizes)
-        metrics = np.zeros((epoch.count, len(METRICS) + 1))
+        numbers = np.zeros((epoch.count, len(NUMBERS) + 1))
         scratch = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
         factors = np.array(adam.factors(epoch.count, config.learning_rate))
         structs = self._network, _loss(loss), minibatches, _optimizer(adam, config)
-        arrays = factors, self._workspace(slice_rows), scratch, metrics
+        arrays = factors, self._workspace(slice_rows), scratch, numbers
         done = 0
         for begin, end in _calls(epoch.count, epoch.largest, adam):
             taken = self._library.epoch(*structs, begin, end, *arrays)
@@ -150,8 +151,8 @@ class CompiledNetwork(Network):
                 done += 1  # one that exceeded the limit has numbers, too
                 break
         names = (*loss.numbers, "gradient_norm")
-        kept = [*range(len(loss.numbers)), len(METRICS)]
-        return [dict(zip(names, row, strict=True)) for row in metrics[:done, kept].tolist()]
+        kept = [*range(len(loss.numbers)), len(NUMBERS)]
+        return [dict(zip(names, row, strict=True)) for row in numbers[:done, kept].tolist()]
 
     def q_steps(
         self, samples: Samples, adam: Adam, target: core.Target, config: StepConfig
@@ -168,27 +169,27 @@ class CompiledNetwork(Network):
             config: has no KL limit.
 
         Returns:
-            The metrics of `q_loss`, [K, B] each.
+            The numbers of `q_loss`, [K, B] each.
         """
         count, rows = samples["rewards"].shape
         names = {name: name for name in COLUMNS} | _TRANSITION_COLUMNS
         flat = {n: samples[o].reshape(count * rows, -1) for n, o in names.items() if o in samples}
-        slice_rows = self._even(rows)
+        slice_rows = self._rows_of_slice(rows)
         columns = self._columns(flat, flat, count * rows)
         minibatches = core.Epoch(columns, None, None, count * rows, count, slice_rows)
         factors = np.array(adam.factors(count, config.learning_rate))
-        metrics = np.empty((count, 3, rows), np.float32)
+        numbers = np.empty((count, 3, rows), np.float32)
         structs = self._network, minibatches, _optimizer(adam, config), target
         scratch = np.empty(2 * slice_rows, np.int64)
-        arrays = factors, self._workspace(slice_rows), scratch, metrics
+        arrays = factors, self._workspace(slice_rows), scratch, numbers
         for begin, end in _calls(count, rows, adam):
             self._library.q_steps(*structs, adam.steps - begin, begin, end, *arrays)
             adam.steps += end - begin
-        return dict(zip(("loss", "td_error", "value"), metrics.swapaxes(0, 1), strict=True))
+        return dict(zip(("loss", "td_error", "value"), numbers.swapaxes(0, 1), strict=True))
 
-    def _even(self, rows: int) -> int:
-        """The rows of a slice, of slices of even size: none is so small that transposing weights
-        takes most of its time."""
+    def _rows_of_slice(self, rows: int) -> int:
+        """How many of these rows a slice has: slices of even size, none so small that transposing
+        weights takes most of its time."""
         return -(-rows // -(-rows // self.slice_rows))
 
     def _workspace(self, rows: int) -> np.ndarray:
@@ -205,7 +206,7 @@ class CompiledNetwork(Network):
             column = samples[name]
             if self._select is not None and name in ("inputs", "next_inputs"):
                 column = np.asarray(column).take(self._select, axis=-1)
-            dtype, width = self._kinds.get(name, (np.float32, 1))
+            dtype, width = self._types.get(name, (np.float32, 1))
             # The inputs of an epoch have rows of their own.
             array = _array(column, dtype, len(column) if name == "inputs" else rows, width)
             columns.arrays.append(array)
@@ -245,7 +246,7 @@ class CompiledPass:
         self.network._library.backward(*self.arguments, *(*of_outputs, None)[:2], *results)
 
 
-def _loss(loss: NativeLoss) -> core.Loss:
+def _loss(loss: CompiledLoss) -> core.Loss:
     return core.Loss(LOSSES[loss.kind], loss.clip_range, loss.entropy_coefficient)
 
 
@@ -256,8 +257,8 @@ def _optimizer(adam: Adam, config: StepConfig) -> core.Optimizer:
 
 
 def _calls(count: int, rows: int, adam: Adam) -> Iterator[tuple[int, int]]:
-    """The first and the last minibatch of each call, of `count` minibatches of `rows` samples.
-    Raises Interrupted if the user asks to stop."""
+    """The first minibatch of each call and the one after its last, of `count` minibatches of `rows`
+    samples. Raises Interrupted if the user asks to stop."""
     at_once = max(1, _ONE_CALL // (rows * adam.parameters.size))
     for begin in range(0, count, at_once):
         end_if_stopped()

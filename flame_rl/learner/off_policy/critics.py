@@ -22,7 +22,7 @@ from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, Trainable, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -36,7 +36,7 @@ class CriticEnsemble:
         self,
         config: TrainConfig,
         spec: EnvironmentSpec,
-        train: Train,
+        trainable: Trainable,
         count: int,
         average: bool = False,
     ) -> None:
@@ -45,7 +45,7 @@ class CriticEnsemble:
         Args:
             config: its `algorithm` has `Critics` settings.
             spec: of the environment.
-            train: see `GradientStep`.
+            trainable: see `GradientStep`.
             count: the number of critics, 1 or 2.
             average: whether the value is the mean of two critics, and not the smaller one.
 
@@ -62,7 +62,7 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        self._critics = [train(model_of(config).critic(spec, config)) for _ in range(count)]
+        self._critics = [trainable(model_of(config).critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property

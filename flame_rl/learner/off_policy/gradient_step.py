@@ -17,7 +17,7 @@ from flame_rl.wire.messages import Column, Episodes
 
 class GradientStep(Protocol):
     """An algorithm's networks, and its gradient step. An algorithm inherits this and overrides what
-    differs. Its constructor takes the configuration, the environment's description, and a `Train`,
+    differs. Its constructor takes the settings, the environment's description, and a `Trainable`,
     which puts a module of model.py in training.
 
     Attributes:

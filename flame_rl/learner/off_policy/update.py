@@ -24,7 +24,7 @@ from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longe
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.network import Numbers
-from flame_rl.learner.training.trained import Train
+from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -134,7 +134,7 @@ class OffPolicy(Algorithm):
 def off_policy(
     config: TrainConfig,
     spec: EnvironmentSpec,
-    make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
+    make: Callable[[TrainConfig, EnvironmentSpec, Trainable], GradientStep],
     demonstrations: Demonstrations | None = None,
 ) -> OffPolicy:
     """The algorithm that `make` makes with new networks, over a replay memory. Raises UsageError:

@@ -37,7 +37,7 @@ from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import kept_threads, outputs, run_parallel
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import Centering, ObservationNormalizer
-from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
+from flame_rl.settings.algorithms import SHARED_LOSSES, OnPolicy, loss_name
 from flame_rl.system.machine import available_cores
 
 
@@ -104,10 +104,12 @@ class ActorCritic(PolicyTraining):
 
     Attributes:
         statistics: running means and variances of observations and returns.
-        own_loss: the user's, in place of the algorithm's loss of the policy; None: there is none.
+        given_loss: the user's, which `own_loss` returns; None: there is none.
+        asked: whether an update has asked for `own_loss`.
     """
 
-    own_loss: Loss | None = None
+    given_loss: Loss | None = None
+    asked = False
 
     def __init__(
         self,
@@ -135,6 +137,12 @@ class ActorCritic(PolicyTraining):
             "value_adam": self.value.adam,
             **self.statistics.parts,
         }
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The user's loss, in place of the algorithm's loss of the policy, if there is one."""
+        self.asked = True
+        return self.given_loss
 
     def prepare(self, batch: Batch) -> Batch:
         self._loss = None
@@ -219,7 +227,7 @@ class OneNetwork(ActorCritic):
         """The outputs of `trained` are log-probabilities, entropies, values, and each auxiliary
         loss; `policy` and `value` are the same module, computed as one of both."""
         super().__init__(policy, value, trained.adam, statistics, settings)
-        self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
+        self.metrics = metrics_of((*SHARED_LOSSES, *map(loss_name, settings.auxiliary)))
         self._trained = trained
 
     @property
@@ -239,7 +247,7 @@ class OneNetwork(ActorCritic):
         return own | batch.outcomes() if self._settings.auxiliary else own
 
     def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
-        settings, (policy, value) = self._settings, OWN
+        settings, (policy, value) = self._settings, SHARED_LOSSES
         terms = [
             Term(policy, 1.0, loss, outputs=(0, 1)),
             Term(value, settings.value_weight, value_loss, outputs=(2,)),

@@ -168,10 +168,10 @@ def _over_mean(weights: np.ndarray | None) -> np.ndarray | float:
     return 1.0 if weights is None else weights / max(weights.mean(), _TINY)
 
 
-def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:
-    """The episodes as one batch; nothing is copied. `whole` says whether a network remembers, and
+def make_batch(episodes: Episodes, remembers: bool = False, frames: int = 1) -> Batch:
+    """The episodes as one batch; nothing is copied. `remembers` says whether a network does, and
     `frames` how many observations are stacked into one input."""
     lengths = episodes.lengths
-    time = time_steps(lengths) if whole else None
+    time = time_steps(lengths) if remembers else None
     # An episode that terminates in the last step before its time limit counts as terminated.
     return Batch(episodes.columns, step_rows(lengths), lengths, episodes.terminated, time, frames)

@@ -12,15 +12,15 @@ import numpy as np
 from flame_rl.actor.failure import summary
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import (
+    CompiledLoss,
     Loss,
     LossResult,
-    NativeLoss,
     Network,
     Numbers,
     Samples,
     sums_of,
 )
-from flame_rl.learner.training.slices import accumulate
+from flame_rl.learner.training.slices import gradient_by_slices
 from flame_rl.system.errors import UsageError
 
 # The numbers of a policy's losses.
@@ -42,7 +42,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
         loss = -log_probs * advantages - c * entropies
         return policy_numbers(loss, samples, log_probs, entropies), (-advantages, -c)
 
-    return NativeLoss(loss, "policy_gradient", POLICY_NUMBERS, entropy_coefficient=c)
+    return CompiledLoss(loss, "policy_gradient", POLICY_NUMBERS, entropy_coefficient=c)
 
 
 def _value_loss(samples: Samples, values: np.ndarray) -> LossResult:
@@ -52,7 +52,7 @@ def _value_loss(samples: Samples, values: np.ndarray) -> LossResult:
 
 # (V(s_t) - target_t)^2 / 2, with both divided by the scale of the value network. Samples have
 # "targets", and "scale", the same for all.
-value_loss = NativeLoss(_value_loss, "squared_error", ("loss",))
+value_loss = CompiledLoss(_value_loss, "squared_error", ("loss",))
 
 
 def policy_numbers(
@@ -71,14 +71,14 @@ def kl_terms(log_ratio: np.ndarray, ratios: np.ndarray | float = 1.0) -> np.ndar
     return ratios * (np.expm1(log_ratio) - log_ratio)
 
 
-def policy_metrics(steps: Sequence[dict[str, float]], config: StepConfig) -> dict[str, float]:
+def policy_metrics(numbers: Sequence[dict[str, float]], step: StepConfig) -> dict[str, float]:
     """Metrics of the policy's epochs, given numbers of each minibatch: means of the losses and of
     the gradients' norms, the last minibatch's entropy, and the number of gradient steps."""
-    means = [name for name in steps[0] if name.endswith(("loss", "gradient_norm"))]
+    means = [name for name in numbers[0] if name.endswith(("loss", "gradient_norm"))]
     return {
-        **{name: float(np.mean([step[name] for step in steps])) for name in means},
-        "policy_entropy": steps[-1]["entropy"],
-        "policy_steps": float(sum(not config.exceeds_kl(step) for step in steps)),
+        **{name: float(np.mean([each[name] for each in numbers])) for name in means},
+        "policy_entropy": numbers[-1]["entropy"],
+        "policy_steps": float(sum(not step.exceeds_kl(each) for each in numbers)),
     }
 
 
@@ -139,7 +139,7 @@ def differentiate_sum(
         return sums_of(numbers)
 
     of_each = np.empty((len(terms), gradient.size), np.float32)
-    means = accumulate(of_slice, network, samples, of_each)
+    means = gradient_by_slices(of_slice, network, samples, of_each)
     means["loss"] = sum(term.weight * means[f"{term.name}_loss"] for term in terms)
     gradient.fill(0)
     for term, own in zip(terms, of_each, strict=True):

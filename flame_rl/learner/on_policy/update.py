@@ -23,14 +23,16 @@ from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.on_policy.own_losses import add_auxiliary, every_output, own_policy_loss
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful, learning_rate_factor
+from flame_rl.learner.training.autograd import name_of
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
-from flame_rl.learner.training.trained import Train, TrainedNetwork, flat_parameters
+from flame_rl.learner.training.trained import Trainable, TrainedNetwork, flat_parameters
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 # Metrics of every algorithm here, of those that train values, and of the KL limit.
@@ -43,9 +45,9 @@ _HALVINGS = 40
 # A logarithm, so that sums of ratios are finite.
 _LARGEST_RATIO = 600
 
-# One update of the networks by an algorithm, see `ActorCritic` for the order of its methods, from a
-# batch that they have prepared, with the run's settings, the factor of learning rates and a
-# generator of random numbers. Returns metrics by name.
+# One algorithm's update: networks, a batch after their `prepare`, the run's settings, the factor
+# of learning rates, a generator of random numbers -> metrics by name. `ActorCritic` says in which
+# order its methods are called.
 Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
 
 
@@ -106,6 +108,11 @@ class OnPolicyAlgorithm(Algorithm):
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         try:
             metrics = self.update_networks(networks, batch, self.config, decay, generator)
+            if networks.given_loss is not None and not networks.asked:
+                raise UsageError(
+                    f"--policy-loss: {name_of(self.update_networks)} has no use for it; use "
+                    "`networks.own_loss` there, as a2c.py does, or leave the flag out"
+                )
             limit = shrink_until_close(networks.policy, before, batch, samples, settings.max_kl)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
@@ -118,7 +125,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnP
     do."""
     own_loss = own_policy_loss(config.algorithm)
     networks = make_actor_critic(config, spec, in_training)
-    networks.own_loss = own_loss
+    networks.given_loss = own_loss
     collector = None
     if config.algorithm.overlap:
         module = copy.deepcopy(networks.policy.module)
@@ -128,7 +135,9 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnP
     return OnPolicyAlgorithm(networks, config, update, collector)
 
 
-def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> ActorCritic:
+def make_actor_critic(
+    config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable
+) -> ActorCritic:
     """A policy and a value network, or with --shared-torso one network that is both."""
     settings, model = config.algorithm, model_of(config)
     if isinstance(settings, OnPolicy) and settings.shared_torso:
@@ -141,7 +150,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         statistics = Statistics(normalizers_of(module), spec.observation_dim, scale)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
-    policy, value = map(train, modules)
+    policy, value = map(trainable, modules)
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
     return ActorCritic(policy, value, policy.adam, statistics, settings)

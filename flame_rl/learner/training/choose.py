@@ -31,10 +31,10 @@ from flame_rl.modules.observations import FrameStack, ObservationNormalizer
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.layers import NormalizeLayer
 
-# The time of torch in that of compiled code, for two layers of 64 units and 64 steps.
-_TORCH = 16
+# How many times slower torch is, for two layers of 64 units and minibatches of 64 steps.
+_TIMES_SLOWER = 16
 
-# For the exact type of a network: how a loss sees its output; see `CompiledHead`.
+# How a loss sees the output of a network of exactly this type; see `CompiledHead`.
 _SEEN_AS: dict[type[nn.Module], str] = {
     PolicyNetwork: "values",
     ActionValueNetwork: "values",
@@ -131,7 +131,7 @@ def _is_plain(module: nn.Module) -> bool:
 def notices_of(modules: dict[str, nn.Module]) -> list[str]:
     """Why networks on the CPU train slowly, where somebody can do something about it: the package
     has no compiled library, or a network of dense layers has one that this does not know."""
-    slower = f"about {_TORCH} times slower with minibatches of 64 steps"
+    slower = f"about {_TIMES_SLOWER} times slower with minibatches of 64 steps"
     if library() is None:
         return [
             "The package was installed without its compiled library: torch trains the networks, "

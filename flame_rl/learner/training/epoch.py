@@ -10,7 +10,7 @@ import numpy as np
 
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks
-from flame_rl.learner.training.network import Loss, NativeLoss, Network, Samples, split
+from flame_rl.learner.training.network import CompiledLoss, Loss, Network, Samples, split
 from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
 
 
@@ -86,7 +86,7 @@ def runs_compiled(network: Network, epoch: Epoch, loss: Loss) -> bool:
     """Whether the epoch is one call of compiled code; not where the slices of a minibatch keep
     all cores busy, and one core would take longer."""
     on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
-    compiled = network.compiled and isinstance(loss, NativeLoss)
+    compiled = network.compiled and isinstance(loss, CompiledLoss)
     return compiled and (on_one_core or not network.parallel)
 
 

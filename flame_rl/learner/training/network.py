@@ -31,7 +31,7 @@ Loss = Callable[..., LossResult]
 
 
 @dataclass(frozen=True)
-class NativeLoss:
+class CompiledLoss:
     """A loss with two bodies: the function, wherever torch has the network, and one in
     learner/compiled/core.c, which compiled epochs run. tests/learner/test_compiled.py holds both
     together: whoever changes one changes the other.
@@ -68,14 +68,14 @@ class Pass(Protocol):
 
 
 class Network(Protocol):
-    """A network and its derivative.
+    """Computes a torch module and its derivative, by torch or by compiled code.
 
     Attributes:
         slice_rows: the number of rows that is computed at once for best speed.
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
-        compiled: whether its `run_epoch` is one call of compiled code for a `NativeLoss`.
+        compiled: whether it has `run_epoch`, one call of compiled code for a `CompiledLoss`.
     """
 
     slice_rows: int

@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 LEAST_SLICES = 16
 
 
-def accumulate(
-    gradient_of: Callable[[Samples, np.ndarray], dict[str, float]],
+def gradient_by_slices(
+    of_slice: Callable[[Samples, np.ndarray], dict[str, float]],
     network: Network,
     samples: Samples,
     gradient: np.ndarray,
@@ -32,7 +32,7 @@ def accumulate(
     """Write the gradient of a mean loss over all samples to `gradient`, slice by slice.
 
     Args:
-        gradient_of: given a slice of the samples, overwrites an array like `gradient` with the sum
+        of_slice: given a slice of the samples, overwrites an array like `gradient` with the sum
             of their gradients, and returns sums of numbers by name.
         network: says how many rows a slice has.
         samples: B samples.
@@ -43,19 +43,19 @@ def accumulate(
     """
     slices = _slices(samples, network.slice_rows)
     if len(slices) == 1:
-        totals = gradient_of(samples, gradient)
+        totals = of_slice(samples, gradient)
     else:
 
-        def of_slice(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
+        def apart(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
             own = np.empty_like(gradient)
-            return own, gradient_of(chunk, own)
+            return own, of_slice(chunk, own)
 
         # Only one slice per core at a time, because a finished slice's gradient takes memory.
         group = available_cores() if network.parallel and len(slices) >= LEAST_SLICES else 1
         gradient.fill(0)
         totals = {}
         for first in range(0, len(slices), group):
-            now = [partial(of_slice, chunk) for chunk in slices[first : first + group]]
+            now = [partial(apart, chunk) for chunk in slices[first : first + group]]
             for own, sums in run_parallel(now):
                 gradient += own
                 for name, total in sums.items():
@@ -68,8 +68,8 @@ def accumulate(
 def mean_gradient(
     network: Network, loss: Loss, gradient: np.ndarray, samples: Samples
 ) -> dict[str, float]:
-    """As `accumulate`, of a network's loss."""
-    return accumulate(partial(network.differentiate, loss), network, samples, gradient)
+    """As `gradient_by_slices`, of a network's loss."""
+    return gradient_by_slices(partial(network.differentiate, loss), network, samples, gradient)
 
 
 def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:

@@ -16,12 +16,12 @@ from flame_rl.system.errors import UsageError
 
 
 class TrainedNetwork:
-    """A policy, a value network or a critic, updated in place.
+    """A module that is updated in place.
 
     Attributes:
-        module: the network.
+        module: a policy, a value network or a critic.
         adam: its optimiser.
-        network: computes and differentiates the module.
+        network: what computes and differentiates it.
         choose: makes the `Network` of a module; see choose.py.
     """
 
@@ -89,7 +89,7 @@ def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
 
 
 # Puts a new module in training; algorithms with a replay memory make their networks with it.
-Train = Callable[[nn.Module], TrainedNetwork]
+Trainable = Callable[[nn.Module], TrainedNetwork]
 
 
 def flat_parameters(module: nn.Module) -> np.ndarray:

@@ -26,7 +26,7 @@ from flame_rl.learner.demonstrations.files import (
     read_npz,
     write_demonstrations,
 )
-from flame_rl.learner.rewards import OWN
+from flame_rl.learner.rewards import RAW
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -62,7 +62,7 @@ def write(path, found: dict[str, np.ndarray]) -> str:
 
 def demonstrations(source: str, spec: EnvironmentSpec) -> Demonstrations:
     experiment = Experiment(demonstrations=source)
-    return Demonstrations(experiment, spec, OWN)
+    return Demonstrations(experiment, spec, RAW)
 
 
 def test_episodes_are_cut_where_they_end(tmp_path):

@@ -183,8 +183,11 @@ def test_segments_are_deleted_once_no_place_needs_them(tmp_path):
         restored(tmp_path, places[1])
 
 
-def test_a_run_that_begins_anew_empties_the_folder(tmp_path):
-    _, _, places = played(tmp_path, 10)
+@pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])  # of what was there before
+def test_a_run_that_begins_anew_empties_the_folder(columns, tmp_path):
+    _, _, places = played(tmp_path / "like", 1)
+    played(tmp_path / "journal", 10, columns)
+    tmp_path /= "journal"
     journal, store = restored(tmp_path, Place(CAPACITY))
     assert contents(tmp_path) == {} and journal.place(store) == places[0]
     step(journal, store, 0)

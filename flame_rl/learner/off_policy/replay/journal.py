@@ -124,7 +124,8 @@ class Journal:
         JournalError if the store has another capacity; nothing is cut off then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store.begin(0, 0)
-        for record in self.read(place):
+        # What another run has left in the folder needs not be of this form.
+        for record in self.read(place) if place.end else ():
             if store.episodes == 0:
                 store.begin(record.before, record.steps_before)
             store.add(record.episodes)
