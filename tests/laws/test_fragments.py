@@ -20,7 +20,13 @@ from flame_rl.run.iteration import training_request
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import Start
-from tests.helpers import described, environment_id, request_for, spec_of
+from tests.helpers import (
+    assert_same_episodes,
+    described,
+    environment_id,
+    request_for,
+    spec_of,
+)
 
 STEPS, CUT, LIMIT, ITERATIONS = 60, 16, 48, 9
 
@@ -175,6 +181,18 @@ def test_a_resumed_run_goes_on_with_episodes(changes, expected, tmp_path):
         assert trainer.totals.starts
         found += [told(result) for result in trainer]
     assert found == whole
+
+
+def test_a_single_fragment_can_be_reproduced():
+    with Trainer(configured()) as trainer:
+        for _ in range(4):
+            trainer.train()
+        index = max(trainer.totals.starts)
+        vars(trainer.config.output).update(reproduce=index)
+        alone = trainer.reproduce()
+        recorder = Recorder(trainer._backend)
+        trainer.iterate(recorder)
+    assert_same_episodes(alone, recorder.collected[0].episodes.between(index, index + 1))
 
 
 def test_an_update_that_is_undone_leaves_the_starts(expected, monkeypatch):
