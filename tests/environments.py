@@ -262,6 +262,56 @@ class Endless(Base):
     horizon = 1 << 60
 
 
+class Drifting(Base):
+    """A place drifts by chance and by the actions, and the distance from 0 costs; an episode ends
+    by chance, after 40 steps on average."""
+
+    ends = 1 / 40
+    drift = 0.5
+
+    def reset(self, *, seed=None, options=None):
+        self.chance = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+    def first_observation(self):
+        self.going = True
+        return self.chance.normal(size=1).astype(np.float32)
+
+    def step(self, action):
+        moved = self.observation + (0.4 if action else -0.4)
+        self.observation = (moved + self.drift * self.chance.normal(size=1)).astype(np.float32)
+        self.observation = np.clip(self.observation, -10, 10)
+        ended = bool(self.chance.random() < self.ends)
+        return self.observation, -float(abs(self.observation[0])), ended, False, {}
+
+
+class Unrepeated(Drifting):
+    """The same, by chance that no seed sets."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()
+
+
+class Following(Base):
+    """Actions move a place in the plane, and chance does; its distance from 0 costs. Only a time
+    limit of 20,000 steps ends it."""
+
+    observation_space = spaces.Box(-2, 2, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    horizon = 1 << 60
+
+    def first_observation(self):
+        return self.np_random.uniform(-2, 2, 2).astype(np.float32)
+
+    def next_observation(self):
+        return self.observation
+
+    def reward(self, action) -> float:
+        moved = self.observation + 0.1 * action + 0.05 * self.np_random.standard_normal(2)
+        self.observation = moved.clip(-2, 2).astype(np.float32)
+        return -float(np.linalg.norm(self.observation))
+
+
 class Hoarder(Base):
     """Takes 40 MB."""
 
@@ -906,7 +956,7 @@ def _register() -> None:
             globals()[name] = type(name, (base,), {attribute: value, "__module__": __name__})
     own = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Base)]
     for cls in {*own} - {Misbehaving, Broken, AlteredParts}:
-        limit = {Endless: 7, SlowlyDrawn: 8}.get(cls)
+        limit = {Endless: 7, SlowlyDrawn: 8, Following: 20_000}.get(cls)
         gymnasium.register(f"{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)
     parts = "missing below above float list short nan shape bits mode text"
     for fault in parts.split():

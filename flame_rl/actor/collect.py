@@ -11,19 +11,27 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.randomness import Noise, reset_seed
+from flame_rl.actor.fragments import choose_slots, play_again, starts_after, steps_done
+from flame_rl.actor.randomness import Noise, seed_of
 from flame_rl.actor.simulators.forked import end_if_forked
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import CollectFailure, CollectRequest, Column, Episodes, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectFailure,
+    CollectRequest,
+    Column,
+    Episodes,
+    PolicySnapshot,
+    Start,
+)
 
 # Lock steps in a block, the unit in which steps are recorded and noise is drawn.
 BLOCK_STEPS = 128
@@ -60,10 +68,10 @@ def collect_episodes(
     policy = ActingPolicy(snapshot)
     if reason := _mismatch(request, policy, simulator):
         return failure("garbled", reason)
-    play, process = _Play(policy, request, simulator), os.getpid()
+    play, process = _Play(policy, request, simulator, withdrawn), os.getpid()
     last_report = time.monotonic()
     try:
-        play.begin_episodes(play.running)
+        play.begin_episodes(play.first_slots)
         while len(play.running) > 0:
             if withdrawn():
                 return failure("stale", "the learner has withdrawn this task")
@@ -87,9 +95,16 @@ class _Play:
     `ended`, `env_steps`: the numbers of episodes that have ended, and of env steps.
     """
 
-    def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
+    def __init__(
+        self,
+        policy: ActingPolicy,
+        request: CollectRequest,
+        simulator: Simulator,
+        withdrawn: Callable[[], bool],
+    ) -> None:
         self._simulator = simulator
         self._policy = policy
+        self._request, self._withdrawn = request, withdrawn
         self._columns = request.columns
         self._from_info = {
             column.name.replace("_", " "): simulator.recorded[column.name]
@@ -99,12 +114,13 @@ class _Play:
         self._agents = agents = request.agents
         count = len(request.indices) * agents
         slots = min(simulator.slots // agents * agents, count)
-        width = _round_up(slots)
+        # Those of the first episodes, in their order.
+        self.first_slots = choose_slots(simulator, self._starts_of(range(slots)))
+        width = _round_up(int(self.first_slots.max()) + 1)
         # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
         # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
-        key, stream = (request.run_seed, request.iteration), request.stream
-        seeds = [reset_seed(*key, index, stream) for index in request.indices]
+        seeds = [seed_of(request, index) for index in request.indices]
         self._seeds = np.array(seeds, np.int64).repeat(agents)
         self._slot, self._first, self._lengths = np.zeros((3, count), np.int64)
         self._terminated, self._truncated = np.zeros((2, count), bool)
@@ -128,7 +144,7 @@ class _Play:
         self._noise = Noise(policy, request, self._steps, width)
         self._states = policy.states(width)
         self._blocks: list[Block] = []
-        self._set_running(np.arange(slots))
+        self._set_running(np.sort(self.first_slots))
         self._block = self._new_block(0)
         self._row = 0
 
@@ -156,6 +172,8 @@ class _Play:
         self._row = row + 1
         self.env_steps += len(self.running)
         ended = simulator.terminated[live] | simulator.truncated[live]
+        if self._request.cut is not None:
+            ended |= self._lock_step - self._first[self._episode[self.running]] >= self._request.cut
         if ended.any():
             self.ended += int(ended.sum())
             self._end_episodes(self.running[ended])
@@ -165,16 +183,30 @@ class _Play:
         self._blocks.append(self._block.of(self._played))
         where = self._slot, self._first, self._lengths
         columns = cut_out(self._blocks, self._columns, *where, self._last)
-        return Episodes(self._index, self._lengths, self._terminated, self._truncated, columns)
+        ends = self._terminated, self._truncated
+        episodes = Episodes(self._index, self._lengths, *ends, columns)
+        slots = {int(self._index[e]): slot for slot, e in enumerate(self._episode) if e >= 0}
+        for index, start in starts_after(self._request, episodes).items():
+            if index in slots:
+                self._simulator.standing[slots[index]] = start
+        return episodes
 
     def where(self, slot: int | None) -> dict[str, int]:
         """The index, step and reset seed of the episode in `slot`; empty without one."""
         if slot is None or self._episode[slot] < 0:
             return {}
         episode = self._episode[slot]
-        step = self._lock_step - self._first[episode]
-        seed = int(self._seeds[episode])
-        return {"index": int(self._index[episode]), "step": int(step), "seed": seed}
+        index, seed = int(self._index[episode]), int(self._seeds[episode])
+        (start,) = self._starts_of([int(episode)])
+        before = 0 if start is None else len(start.actions)
+        step = before + int(self._lock_step - self._first[episode])
+        return {"index": index, "step": step, "seed": seed}
+
+    def _starts_of(self, episodes: Iterable[int]) -> list[Start | None]:
+        """Where these fragments begin; None at a reset."""
+        request = self._request
+        places = (episode // request.agents for episode in episodes)
+        return [request.starts.get(request.indices[place]) for place in places]
 
     @property
     def _lock_step(self) -> int:
@@ -188,9 +220,17 @@ class _Play:
         self._first[episodes] = self._lock_step
         self._noise.begin(self._row, slots, episodes)
         self._states.begin(slots)
-        simulator = self._simulator
-        simulator.reset(slots, self._seeds[episodes])
-        self._check_finite("observation", simulator.observations[slots], "reset", slots)
+        simulator, starts, done = self._simulator, {}, {}
+        if simulator.standing or self._request.starts:
+            found = zip(slots.tolist(), self._starts_of(episodes.tolist()), strict=True)
+            done = steps_done(simulator, starts := dict(found))
+            starts = {slot: starts[slot] for slot in done if starts[slot] is not None}
+            slots = np.array([slot for slot, steps in done.items() if steps == 0], np.int64)
+        if len(slots):
+            simulator.reset(slots, self._seeds[self._episode[slots]])
+            self._check_finite("observation", simulator.observations[slots], "reset", slots)
+        if starts:
+            play_again(simulator, self._columns, starts, done, self._withdrawn)
 
     def _end_episodes(self, slots: np.ndarray) -> None:
         episodes, simulator = self._episode[slots], self._simulator

@@ -22,6 +22,14 @@ def reset_seed(run_seed: int, iteration: int, index: int, stream: Stream = "trai
     return int(sequence.generate_state(1)[0] >> 1)
 
 
+def seed_of(request: CollectRequest, index: int) -> int:
+    """The reset seed of the environment in an episode of `request`, or in the one that a fragment
+    goes on with."""
+    if (start := request.starts.get(index)) is not None:
+        return start.seed
+    return reset_seed(request.run_seed, request.iteration, index, request.stream)
+
+
 def noise_generator(
     run_seed: int, iteration: int, index: int, stream: Stream = "training", agent: int = 0
 ) -> np.random.Generator:

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from flame_rl.actor.environments.making import known_here_alone
-from flame_rl.actor.randomness import reset_seed
+from flame_rl.actor.randomness import seed_of
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -122,7 +122,9 @@ def gather(
     """
     started = time.perf_counter()
     agents = request.agents
-    tasks = Tasks(request, sizes.split(len(request.indices)), sizes.workers, transport.in_flight)
+    # Who plays a fragment is to get the next one, too.
+    split = sizes.split if request.cut is None else sizes.split_evenly
+    tasks = Tasks(request, split(len(request.indices)), sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[Episodes] = []
     episodes = steps = bytes_out = bytes_in = retries = deaths = 0
@@ -199,7 +201,7 @@ def _one_by_one(
         return [Task(replace(task.request, indices=(index,)), attempts + 1) for index in missing]
     (index,) = task.request.indices
     request, training = task.request, task.request.stream == "training"
-    seed = reset_seed(request.run_seed, request.iteration, index, request.stream)
+    seed = seed_of(request, index)
     named = replace(failure, iteration=request.iteration, index=index, seed=seed)
     if failure.kind == "invalid":
         raise UsageError(str(named))

@@ -2,7 +2,6 @@
 works, or in supervised worker processes."""
 
 import os
-import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from functools import partial
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import start_clock
 from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.randomness import seed_of
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.forked import end_if_forked
 from flame_rl.actor.simulators.simulator import Simulator
@@ -77,12 +77,16 @@ class ProcessBackend:
         self.sizes = TaskSizes(workers)
         self._stop = stop
         self._workers = [Worker(warn) for _ in range(workers)]
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        # No more threads than workers, so that whoever looks for an idle one finds one.
+        self._idle: list[Worker] = []
+        self._choosing = threading.Lock()
+        # Who has played an episode's last fragment, by its reset seed.
+        self._players: dict[int, Worker] = {}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
         try:
             for worker in self._workers:
                 worker.start()
-                self._idle.put(worker)
+                self._idle.append(worker)
         except OSError as error:
             self.close()
             raise UsageError(f"--workers: {workers} processes cannot start: {error}") from error
@@ -93,10 +97,17 @@ class ProcessBackend:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         encoded = codec.encode_snapshot(snapshot)
-        over = threading.Event()
+        over, going_on = threading.Event(), {start.seed for start in request.starts.values()}
+        self._players = {s: worker for s, worker in self._players.items() if s in going_on}
 
         def run(data: bytes, episodes: int) -> Buffer:
-            worker = self._idle.get()
+            task = codec.decode_request(data)
+            seeds = [] if task.cut is None else [seed_of(task, index) for index in task.indices]
+            with self._choosing:
+                players = [self._players.get(seed) for seed in seeds]
+                worker = next((each for each in players if each in self._idle), self._idle[0])
+                self._idle.remove(worker)
+                self._players |= dict.fromkeys(seeds, worker)
             try:
                 began = time.monotonic()
                 limits = self.deadlines.limits(episodes)
@@ -105,7 +116,7 @@ class ProcessBackend:
                 self.deadlines.note(limits, seconds, codec.failure_kind(answer))
                 return answer
             finally:
-                self._idle.put(worker)
+                self._idle.append(worker)
 
         workers = len(self._workers)
         transport = dispatch.Transport(

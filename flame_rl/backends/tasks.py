@@ -73,6 +73,10 @@ class TaskSizes:
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + _equal_parts(rest, count)
 
+    def split_evenly(self, episodes: int) -> list[int]:
+        """As `split`, one task of the same size for each worker."""
+        return _equal_parts(episodes, min(episodes, self.workers))
+
     def note(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
         each worker took for an episode of its first task; see `Tasks.paces`."""

@@ -62,11 +62,13 @@ class Rewards:
         return replace(episodes, columns=columns) if self.parts or self.outcomes else episodes
 
     def outcomes_of(self, collected: Episodes) -> dict[str, float]:
-        """By name, the mean of each outcome over the collected episodes."""
+        """By name, the mean of each outcome over the collected episodes that have ended; NaN where
+        none has."""
         if not self.outcomes:
             return {}
-        last = np.cumsum(collected.lengths) - 1
-        means = collected.columns["outcomes"][last].mean(axis=0)
+        ended = collected.terminated | collected.truncated
+        last = collected.columns["outcomes"][np.cumsum(collected.lengths)[ended] - 1]
+        means = last.mean(axis=0) if len(last) else np.full(len(self.outcomes), np.nan)
         return dict(zip(self.outcomes, means.tolist(), strict=True))
 
     def raw_return(self, episode: Episode) -> float:

@@ -164,10 +164,14 @@ class ConsoleReporter:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
-            lines += [f"  Final {name}: {mean:.2f}" for name, mean in last.outcomes.items()]
+            outcomes = last.outcomes.items()
+            lines += [f"  Final {name}: {mean:.2f}" for name, mean in outcomes if mean == mean]
         if self._evaluation:
             lines.append(self._evaluation)
-        if last and last.totals.mean_return is not None and last.totals.mean_return < best[0]:
+        # Of fragments, whose best it is, and not of the episodes that ended.
+        trained = last and self._experiment.evaluate_every is None
+        final = last.reward_mean if trained else last and last.totals.mean_return
+        if final is not None and final < best[0]:
             lines.append(f"  Best Mean Reward: {best[0]:.1f}, in iteration {best[1]} (--best)")
         if last and results.reached(self._experiment, last.totals):
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")

@@ -4,7 +4,12 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.backends.select import local_workers
-from flame_rl.run.checks import about_goals, most_env_steps, most_env_steps_of_an_iteration
+from flame_rl.run.checks import (
+    about_goals,
+    fragment_steps,
+    most_env_steps,
+    most_env_steps_of_an_iteration,
+)
 from flame_rl.run.results import Totals, ended, reached
 from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
@@ -98,7 +103,13 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
     if experiment.env_steps is None:
         rows["Training iterations"] = iterations
     if steps is not None:
-        rows["Steps per iteration"], total = f"{steps}, in whole episodes", f"about {most:,}"
+        parts, total = "in whole episodes", f"about {most:,}"
+        if (cut := fragment_steps(config, spec)) is not None:
+            parts = (
+                f"in fragments of episodes, of at most {cut} steps; returns and lengths are those "
+                "of fragments, whole_return that of episodes (--fragment-steps 0: whole episodes)"
+            )
+        rows["Steps per iteration"] = f"{steps}, {parts}"
     else:
         episodes = experiment.episodes_per_iter * spec.agent_count
         rows["Episodes per iteration"] = episodes

@@ -11,7 +11,7 @@ import re
 import sys
 import zlib
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +23,9 @@ from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
+from flame_rl.wire.codec import starts_to_arrays, take_starts
 from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Start
 from flame_rl.wire.packing import pack_buffers, unpack
 
 MAGIC = b"flameCP1"
@@ -70,11 +71,12 @@ class Checkpoint:
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
     mean_return: Number | None = None
+    starts: dict[int, Start] = field(default_factory=dict)
 
     @property
     def totals(self) -> Totals:
         """How far the run was."""
-        return Totals(**{field.name: getattr(self, field.name) for field in fields(Totals)})
+        return Totals(**{each.name: getattr(self, each.name) for each in fields(Totals)})
 
 
 def refused_by_the_disk(path: Path) -> AbstractContextManager[None]:
@@ -93,7 +95,7 @@ def encode_checkpoint(
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
     header = {
         "format": FORMAT,
-        **vars(state.totals),
+        **{name: value for name, value in vars(state.totals).items() if name != "starts"},
         "score": score,
         "spec": to_data(spec),
         "config": config.to_data(),
@@ -101,7 +103,8 @@ def encode_checkpoint(
     }
     compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
     texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
-    body = pack_buffers("checkpoint", header, state.learner | texts)
+    starts = starts_to_arrays(state.totals.starts)
+    body = pack_buffers("checkpoint", header, state.learner | texts | starts)
     checksum = hashlib.sha256()
     for buffer in body:
         checksum.update(buffer)
@@ -128,13 +131,13 @@ def _decode(body: memoryview) -> Checkpoint:
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
         raise WireError(f"written by another version of flame_rl, in format {found!s:.40}")
-    tables = {}
+    tables, starts = {}, take_starts(arrays)
     for name, array in list(arrays.items()):
         if name.startswith(_TABLE):
             tables[name.removeprefix(_TABLE)] = _read_table(arrays.pop(name))
         elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    return from_data(Checkpoint, header, learner=arrays, tables=tables)
+    return from_data(Checkpoint, header, learner=arrays, tables=tables, starts=starts)
 
 
 def _read_table(array: np.ndarray) -> bytes:

@@ -1,5 +1,6 @@
 """What is refused, or warned of, before a run's first episode."""
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
 from flame_rl.actor.failure import summary
 from flame_rl.learner.rewards import raised_by
-from flame_rl.settings.algorithms import Replay
+from flame_rl.settings.algorithms import OnPolicy, PQNSettings, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -27,6 +28,9 @@ _WEIGHT_BYTES = 48
 _MANY_CHOICES = 100_000
 # Numbers from which on a Box of several axes may be meant as a picture.
 _MANY = 1000
+# Fragments of an iteration, if none ends early, and the least steps of one where nobody has set
+# them: of fewer, most of an advantage is the value network's word.
+_FRAGMENTS, _LEAST_FRAGMENT = 8, 64
 
 
 def refuse_impossible_sizes(config: TrainConfig) -> None:
@@ -67,6 +71,28 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)
     return None if each is None else experiment.iterations * each
+
+
+def fragment_steps(config: TrainConfig, spec: EnvironmentSpec) -> int | None:
+    """The steps after which an iteration cuts an episode, which the next one goes on with; None:
+    episodes are whole. Raises UsageError where they must be and `fragment_steps` is set."""
+    experiment, limit = config.experiment, spec.time_limit
+    wanted, steps = experiment.fragment_steps, experiment.steps_per_iter
+    lacking = "--steps-per-iter N, the steps of an iteration" if steps is None else ""
+    if limit is None:  # the actions of an episode are kept until it ends
+        lacking = "a time limit, --max-episode-steps N"
+    lacking = "a single agent" if spec.agents else lacking
+    if wanted and lacking:
+        raise UsageError(f"--fragment-steps: fragments of episodes need {lacking}")
+    if wanted is not None or lacking:
+        return wanted or None
+    # What follows looks at whole episodes, or remembers them.
+    if experiment.memory != "none" or experiment.reward is not None or experiment.gamma == 1:
+        return None
+    on_policy = isinstance(config.algorithm, OnPolicy | PQNSettings)
+    if not on_policy or limit < 2 * steps or steps < _FRAGMENTS * _LEAST_FRAGMENT:
+        return None
+    return math.ceil(steps / _FRAGMENTS)
 
 
 def about_goals(spec: EnvironmentSpec) -> str:

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flame_rl.actor.fragments import next_starts
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
+from flame_rl.run.checks import fragment_steps
 from flame_rl.run.results import IterationResult, Timing, Totals, evaluation_of, progress
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.wire.inputs import recorded_columns
-from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectRequest,
+    Environment,
+    EnvironmentSpec,
+    Episodes,
+    PolicySnapshot,
+)
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
@@ -34,7 +42,7 @@ def collect_iteration(
     asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
     seconds = time.perf_counter() - asked
-    after = done.plus(len(collected.episodes), collected.episodes.steps)
+    after = _after(request, done, collected.episodes)
     if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
@@ -55,22 +63,27 @@ def learn_iteration(
     iteration. Raises as `Backend.collect` and `Learner.update` do."""
     experiment, rewards, began = config.experiment, learner.rewards, time.perf_counter()
     episodes = collected.episodes
-    after = done.plus(len(episodes), episodes.steps)
     raw = rewards.raw(episodes)
+    request = training_request(config, spec, done, 0)
+    after = _after(request, done, raw)
     shaped = rewards.shaped(episodes, raw)
     losses = learner.update(shaped, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in raw])
+    outcomes = rewards.outcomes_of(episodes)
+    whole = returns if request.cut is None else _whole_returns(request, raw, returns)
+    if request.cut is not None:
+        outcomes["whole_return"] = float(whole.mean()) if len(whole) else math.nan
     evaluation, every, mean_return = None, experiment.evaluate_every, None
     if every is None:
-        mean_return = float(returns.mean())
+        mean_return = float(whole.mean()) if len(whole) else None
     elif after.iterations % every == 0 or progress(experiment, after) >= 1:
         snapshot = learner.snapshot()
         count = range(experiment.evaluate_episodes)
-        request = make_request(config, spec, done.iterations, count, snapshot.version)
-        request = replace(request, stream="validation", explore=False)
-        evaluated = backend.collect(snapshot, request).episodes
-        evaluation = evaluation_of(evaluated, request.agents, rewards)
+        asked = make_request(config, spec, done.iterations, count, snapshot.version)
+        asked = replace(asked, stream="validation", explore=False)
+        evaluated = backend.collect(snapshot, asked).episodes
+        evaluation = evaluation_of(evaluated, asked.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
         collecting=seconds,
@@ -94,7 +107,7 @@ def learn_iteration(
         length_mean=after.length_mean,
         losses=losses,
         reward_parts=rewards.means(episodes, shaped),
-        outcomes=rewards.outcomes_of(episodes),
+        outcomes=outcomes,
         weights_digest=learner.weights_digest(),
         timing=timing,
         evaluation=evaluation,
@@ -102,21 +115,37 @@ def learn_iteration(
     )
 
 
+def _after(request: CollectRequest, done: Totals, episodes: Episodes) -> Totals:
+    """The totals after the iteration in which these episodes answered `request`."""
+    after = done.plus(len(episodes), episodes.steps)
+    return replace(after, starts=next_starts(request, episodes))
+
+
+def _whole_returns(request: CollectRequest, episodes: Episodes, returns: np.ndarray) -> np.ndarray:
+    """The returns of the episodes that ended, whole, given those of their last fragments, float64
+    [E]."""
+    ended = np.flatnonzero(episodes.terminated | episodes.truncated)
+    starts = [request.starts.get(index) for index in episodes.index[ended].tolist()]
+    return returns[ended] + [0.0 if start is None else start.so_far for start in starts]
+
+
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
     """The request for the next iteration's episodes, collected by the policy `version`. With a
     number of env steps, it begins with as many episodes as have them if they are as long as those
-    of the last iteration, and in the first one if each lasts to its time limit."""
+    of the last iteration, and in the first one if each lasts to its time limit; fragments, with as
+    many as have them if none ends early."""
     experiment = config.experiment
     steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
+    cut = fragment_steps(config, spec)
     if steps is not None:
         if experiment.env_steps is not None:
             steps = min(steps, experiment.env_steps - done.env_steps)
-        length = done.length_mean or spec.time_limit or steps
+        length = cut or done.length_mean or spec.time_limit or steps
         count = math.ceil(steps / (length * spec.agent_count))
     request = make_request(config, spec, done.iterations, range(count), version)
-    return replace(request, steps=steps)
+    return replace(request, steps=steps, cut=cut, starts=done.starts)
 
 
 def make_request(

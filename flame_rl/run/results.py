@@ -10,7 +10,7 @@ import numpy as np
 from flame_rl.learner.rewards import Rewards
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.wire.messages import Episodes
+from flame_rl.wire.messages import Episodes, Start
 
 RESAMPLES = 10_000
 # The most episodes whose mean has Student's interval.
@@ -25,13 +25,14 @@ _BLOCK = 1 << 20
 class Totals:
     """The progress of a run: what is done since the start, and of the last iteration the mean
     steps per episode (0 before the first) and the mean return, of its evaluation where the run has
-    some (None where none was due)."""
+    some (None where none was due, or no episode ended); and where the next fragments begin."""
 
     iterations: int = 0
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
     mean_return: float | None = None
+    starts: dict[int, Start] = field(default_factory=dict, compare=False)
 
     def plus(self, episodes: int, steps: int) -> Totals:
         """After one more iteration of `episodes` episodes and `steps` env steps."""
@@ -133,7 +134,8 @@ class IterationResult:
     Attributes:
         iteration: from 0.
         episodes, env_steps: totals since the start.
-        reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted.
+        reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted;
+            a fragment counts as an episode, here and in `episodes` and `length_mean`.
         length_mean: mean steps per episode.
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.

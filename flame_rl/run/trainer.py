@@ -158,6 +158,7 @@ class Trainer:
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
+        checks.fragment_steps(self.config, self.spec)  # refuses what cannot be
         # Large networks take long, too.
         made = partial(make_learner, self.config, self.spec)
         self.learner = unless_stopped(self.stop, made)
@@ -254,6 +255,8 @@ class Trainer:
         refuse(checkpoint.spec, self.spec, path)
         transfer.load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
+        if elsewhere:  # there is nothing to go on with
+            self.totals = replace(self.totals, starts={})
 
     def train(self) -> results.IterationResult:
         """Do one iteration: collect, update, and evaluate where that is due.
@@ -347,9 +350,9 @@ class Trainer:
     def reproduce(self) -> Episodes:
         """Collect only episode `config.output.reproduce` of the next iteration."""
         self._refuse_if_closed()
-        snapshot, indices = self.learner.collector_snapshot(), [self.config.output.reproduce]
-        done, version = self.totals.iterations, snapshot.version
-        request = iteration.make_request(self.config, self.spec, done, indices, version)
+        snapshot = self.learner.collector_snapshot()
+        request = iteration.training_request(self.config, self.spec, self.totals, snapshot.version)
+        request = replace(request, indices=(self.config.output.reproduce,), steps=None)
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:

@@ -92,6 +92,10 @@ class Experiment:
     """Env steps in each iteration, in place of --episodes-per-iter: as many whole episodes as it
     takes to reach them."""
 
+    fragment_steps: CountOrZero | None = None
+    """With --steps-per-iter, the steps after which an iteration cuts an episode, which the next one
+    goes on with; 0: never; none: an eighth of an iteration where a time limit is two or more."""
+
     max_episode_steps: CountOrZero | None = None
     """Time limit in steps in place of the environment's; none: 1,000 where it has none; 0: its own
     alone. What a limit cuts off is bootstrapped."""

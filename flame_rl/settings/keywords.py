@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     stop_at: float | None
     episodes_per_iter: int
     steps_per_iter: int | None
+    fragment_steps: int | None
     max_episode_steps: int | None
     observe: Sequence[str]
     policy_observations: Sequence[str]

@@ -40,8 +40,9 @@ def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
 
 
 def encode_request(request: messages.CollectRequest) -> bytes:
-    indices = np.array(request.indices, np.int64)
-    return pack("request", to_data(request, but=("indices",)), {"indices": indices})
+    starts = {i: request.starts[i] for i in request.indices if i in request.starts}
+    arrays = {"indices": np.array(request.indices, np.int64)} | starts_to_arrays(starts)
+    return pack("request", to_data(request, but=("indices", "starts")), arrays)
 
 
 def decode_request(data: Buffer) -> messages.CollectRequest:
@@ -49,8 +50,47 @@ def decode_request(data: Buffer) -> messages.CollectRequest:
     indices = take_array(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
+    starts = take_starts(arrays)
     _refuse_others(arrays)
-    return from_data(messages.CollectRequest, header, indices=tuple(indices.tolist()))
+    known = {"indices": tuple(indices.tolist()), "starts": starts}
+    request = from_data(messages.CollectRequest, header, **known)
+    actions = [column for column in request.columns if column.name == "actions"]
+    for start in starts.values():
+        for column in actions:
+            if (start.actions.dtype, start.actions.shape[1:]) != (column.dtype, column.shape):
+                raise WireError(f"starts.actions: not as the column: {column}")
+            column.refuse_other_choices("starts.actions", start.actions)
+    if starts and not (actions and starts.keys() <= {*request.indices}):
+        raise WireError("starts: of other indices, or actions are not recorded")
+    return request
+
+
+def starts_to_arrays(starts: dict[int, messages.Start]) -> _Arrays:
+    """The arrays that `take_starts` reads; none without starts."""
+    if not starts:
+        return {}
+    about = [(i, s.seed, s.observed, len(s.actions)) for i, s in starts.items()]
+    actions = np.concatenate([start.actions for start in starts.values()])
+    sums = np.array([start.so_far for start in starts.values()])
+    return {"starts": np.array(about), "starts.actions": actions, "starts.so_far": sums}
+
+
+def take_starts(arrays: _Arrays) -> dict[int, messages.Start]:
+    """Remove the starts of fragments from `arrays`; none if there are none. Raises WireError unless
+    they have indices, seeds and steps."""
+    if "starts" not in arrays:
+        return {}
+    about = take_array(arrays, "starts", "int64")
+    if about.ndim != 2 or about.shape[1] != 4 or not 0 < len(about) == len({*about[:, 0].tolist()}):
+        raise WireError("starts: four numbers of each index")
+    steps, actions = about[:, 3], take_array(arrays, "starts.actions")
+    if about[:, :2].min() < 0 or steps.min() < 1 or steps.max() > 1 << 40:
+        raise WireError("starts: an index, a seed or a number of steps is out of range")
+    if actions.ndim < 1 or len(actions) != steps.sum():
+        raise WireError(f"starts.actions: {steps.sum()} rows, not {actions.shape}")
+    sums = take_array(arrays, "starts.so_far", "float64", steps.shape).tolist()
+    rows = zip(about.tolist(), np.split(actions, np.cumsum(steps)[:-1]), sums, strict=True)
+    return {row[0]: messages.Start(row[1], part, row[2], so_far) for row, part, so_far in rows}
 
 
 def encode_result(
@@ -86,6 +126,9 @@ def decode_result(
     if not np.array_equal(episodes.index, asked):
         found = episodes.index.tolist()[:20]
         raise WireError(f"index: not the episodes that were asked for: {found}")
+    ended, lengths, cut = episodes.terminated | episodes.truncated, episodes.lengths, request.cut
+    if not (ended.all() if cut is None else (lengths <= cut).all() and ended[lengths < cut].all()):
+        raise WireError("terminated, truncated: an episode ends by one of them, or is cut")
     _refuse_others(arrays)
     return episodes
 
@@ -100,8 +143,6 @@ def take_episodes(
         raise WireError("lengths: an episode has at least one step")
     types = {name: dtype for name, dtype in messages.ABOUT_EPISODES.items() if name != "lengths"}
     about = {name: take_array(arrays, name, types[name], lengths.shape) for name in types}
-    if not (about["terminated"] | about["truncated"]).all():
-        raise WireError("terminated, truncated: an episode ends by one of them")
     steps, found = int(lengths.sum()), {}
     for column in columns:
         rows, name = steps + len(lengths) * column.per_observation, prefix + column.name

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import gymnasium
@@ -213,6 +213,24 @@ class Column:
             raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where a fragment begins: some steps after an episode's reset.
+
+    Attributes:
+        seed: the reset seed of the episode's environment.
+        actions: those since the reset, as recorded, [j, ...].
+        observed: a digest of the last observation, by which one sees that playing them again has
+            led to the same state.
+        so_far: the sum of the rewards since the reset, for reports.
+    """
+
+    seed: Whole
+    actions: np.ndarray
+    observed: int
+    so_far: float = 0.0
+
+
 @dataclass(frozen=True)
 class CollectRequest:
     """Which episodes are wanted. With the snapshot, it determines every bit of the answer. Raises
@@ -226,6 +244,10 @@ class CollectRequest:
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.inputs.recorded_columns`.
         explore: whether actions are sampled; otherwise each is the action without noise.
+        cut: the most steps of a fragment, the part of an episode that is played and answered as an
+            episode; None: episodes are whole.
+        starts: by index, where fragments begin that go on with an episode; the others begin one.
+            They follow from the other fields and from the iterations before.
     """
 
     environment: Environment
@@ -238,10 +260,14 @@ class CollectRequest:
     explore: bool = True
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1
     steps: Whole | None = None
+    cut: Size | None = None
+    starts: dict[int, Start] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):
             raise WireError("columns: a name comes twice")
+        if self.agents > 1 and (self.starts or self.cut is not None):
+            raise WireError("cut: episodes of several agents are whole")
 
 
 def observation_arrays(columns: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -280,13 +306,14 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class Episode(_Recorded):
-    """One complete episode, of one agent: N is T.
+    """One complete episode, or fragment of one, of one agent: N is T.
 
     Attributes:
         index: its number in the iteration, from 0; several agents that play together share it.
         columns: the recorded arrays by column name, [T+1, ...] or [T, ...].
         terminated: the environment ended it: nothing follows the last step.
-        truncated: a time limit cut it: it would have gone on from `observations[-1]`.
+        truncated: a time limit cut it: it would have gone on from `observations[-1]`. A fragment
+            that another one goes on with is neither.
     """
 
     index: int

@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS, mask_bytes
-from flame_rl.wire.messages import Column
+from flame_rl.wire.messages import Column, Start
 
 
 class Simulator:
@@ -31,6 +31,7 @@ class Simulator:
             flame_rl/wire/masks.py; M is 0 without masks.
         terminated, truncated: bool [W], after the slot's last step.
         recorded: the arrays that columns are recorded from, by the columns' names.
+        standing: by slot, the episodes in the middle of which it was left; see actor/fragments.py.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Simulator:
         self.action_masks = np.full((rows, mask_bytes(masked_choices)), 255, np.uint8)
         self.terminated = np.zeros(rows, bool)
         self.truncated = np.zeros(rows, bool)
+        self.standing: dict[int, Start] = {}
         self.part_names, self.outcome_names = reward_parts, outcomes
         self.recorded = {c.name: view for c, view in zip(observed, views, strict=True)} | {
             "rewards": self.rewards,
