@@ -47,12 +47,14 @@ DQN = ("--env", "cartpole", *STEPS, *REPLAY, "--algorithm", "dqn")
 POINT = ("--env", "InvertedPendulum-v5", *STEPS, *REPLAY, "--algorithm")
 GOALS = ("--env", "goals:Bits-v1", *STEPS, "--algorithm")
 MINE = ("--env", "my_env:Mine-v0", "--env-kwargs", "length=20", *PPO[2:])
+LONG = ("--env", "my_env:Mine-v0", "--env-kwargs", "length=120")
 EVALUATED = ("--evaluate-every", "2")
 # Runs by what is particular about them; slow ones are left out unless they are asked for.
 RUNS = {
     "two in an executor": ("--env", "cartpole", *SMALL, "--workers-per-executor", "2"),
     "own environment": (*MINE, "--wrapper", "my_wrappers:halved", "--overlap", *EVALUATED),
     "hindsight": (*GOALS, "dqn", "--hindsight", "future", "--prioritized", *REPLAY),
+    "fragments": (*LONG, *STEPS, "--fragment-steps", "10", "--algorithm", "ppo"),
 }
 SLOW = {
     "reinforce": ("--env", "cartpole", *SMALL),

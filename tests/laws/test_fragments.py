@@ -91,7 +91,7 @@ def test_fragments_are_the_steps_of_whole_episodes(again, expected, monkeypatch)
     with Trainer(configured()) as trainer:
         recorder, results = Recorder(trainer._backend), []
         for number in range(ITERATIONS):
-            result = trainer.iterate(recorder)
+            result = trainer.do_iteration(recorder)
             results.append(told(result))
             following, whole = {}, []
             lengths = [episode.length for episode in recorder.collected[-1].episodes]
@@ -191,7 +191,7 @@ def test_a_single_fragment_can_be_reproduced():
         vars(trainer.config.output).update(reproduce=index)
         alone = trainer.reproduce()
         recorder = Recorder(trainer._backend)
-        trainer.iterate(recorder)
+        trainer.do_iteration(recorder)
     assert_same_episodes(alone, recorder.collected[0].episodes.between(index, index + 1))
 
 
