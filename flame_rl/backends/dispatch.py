@@ -66,6 +66,8 @@ class Collected:
         seconds: from the first task sent to the last answer received.
         retries: the number of failed tasks, which were sent again.
         dropped: the number of answers that came when nobody waited for them any more.
+        awaited: the seconds in which the learner's loop waited; fewer than `seconds` where it had
+            collecting begun before.
     """
 
     episodes: Episodes
@@ -75,6 +77,7 @@ class Collected:
     seconds: float
     retries: int
     dropped: int = 0
+    awaited: float = 0.0
 
 
 @dataclass(frozen=True)

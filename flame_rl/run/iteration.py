@@ -34,19 +34,19 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 def collect_iteration(
     learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
-) -> tuple[Collected, float]:
-    """Collect the next iteration's episodes; returns the seconds that it took, too. A prefetching
-    backend begins to collect those of the iteration after it. Raises as `Backend.collect` does."""
+) -> Collected:
+    """Collect the next iteration's episodes. A prefetching backend begins to collect those of the
+    iteration after it. Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
     asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
-    seconds = time.perf_counter() - asked
+    collected = replace(collected, awaited=time.perf_counter() - asked)
     after = _after(request, done, collected.episodes)
     if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    return collected, seconds
+    return collected
 
 
 def learn_iteration(
@@ -56,7 +56,6 @@ def learn_iteration(
     spec: EnvironmentSpec,
     done: Totals,
     collected: Collected,
-    seconds: float,
 ) -> IterationResult:
     """Update the learner in place by what `collect_iteration` returned, and evaluate its policy
     where that is due, with episodes that the backend collects. `done` are the totals before the
@@ -86,7 +85,7 @@ def learn_iteration(
         evaluation = evaluation_of(evaluated, asked.agents, rewards)
         mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=seconds,
+        collecting=collected.awaited,
         updating=updated - began,
         waiting=collected.waiting_seconds,
         evaluating=time.perf_counter() - updated,

@@ -297,7 +297,7 @@ class Trainer:
         self.before = results.RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                result = iteration.learn_iteration(*run, *collected)
+                result = iteration.learn_iteration(*run, collected)
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
