@@ -125,7 +125,7 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     shared_torso: bool = False
     """Let policy and values share all layers but the outputs, and learn at --learning-rate."""
 
-    value_weight: Positive = 0.5
+    value_weight: Positive = 2.0
     """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
 
     policy_loss: PolicyLoss | None = None

@@ -54,9 +54,8 @@ _WALKING = {
 # By algorithm and environment id; "" is every environment. Fields of `Experiment` may be there.
 PRESETS: dict[str, dict[str, Preset]] = {
     "reinforce": {
-        # CartPole is small, and its rewards are free of noise: larger steps are safe. With max_kl
-        # 0.04 two of ten seeds (10 to 19) fell below 300 once all returns were 500; with this the
-        # worst had 425 in the last tenth.
+        # CartPole is small, and its rewards are free of noise: larger steps are safe. With a larger
+        # max_kl some seeds fall once all returns are 500.
         "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.02},
         # Learns as much as with five value epochs, in half of the seconds of an update.
         "HalfCheetah-v5": {"value_epochs": 1},
@@ -66,7 +65,9 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "a2c": {
         "": _SHORT_ITERATIONS,
         "CartPole-v1": _SIXTY_THOUSAND
-        | {"learning_rate": 2e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02},
+        | {"learning_rate": 2e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02}
+        # With --shared-torso, 32 leave the values too few steps: 7 of 10 seeds stayed at 475.
+        | {"minibatches": 64},
         # With less noise many runs slide on the robot's back.
         "HalfCheetah-v5": _MILLION | {"gamma": 0.97, "initial_log_std": 0.0},
         "Hopper-v5": _MILLION,

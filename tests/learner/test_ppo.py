@@ -13,7 +13,12 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
-from flame_rl.learner.on_policy.returns import generalized_advantages, standardize, td_errors
+from flame_rl.learner.on_policy.returns import (
+    generalized_advantages,
+    standardize,
+    td_errors,
+    trust,
+)
 from flame_rl.learner.training.autograd import torch_loss
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
@@ -184,6 +189,20 @@ def test_weighted_advantages_have_a_weighted_baseline():
 @pytest.mark.parametrize("value", [0.0, 1.0, 100.0, -1e12, 0.1])
 def test_equal_returns_carry_no_preference(value):
     np.testing.assert_array_equal(standardize(np.full(12345, value)), 0)
+
+
+def test_a_baseline_that_errs_moves_a_policy_less():
+    """By the explained variance: at -1 or above the factor is 1, at -7 a half, at -199 a tenth."""
+    rng = np.random.default_rng(5)
+    targets, errors = rng.normal(100, 2, 50_000), rng.normal(0, 1, 50_000)
+    for spread in (0.0, 1.0, 1.9, 2.1, 5.0, 30.0):
+        advantages = targets - (100 + spread * errors)
+        explained = 1 - np.var(advantages) / np.var(targets)
+        expected = 1.0 if explained >= -1 else np.sqrt(2 / (1 - explained))
+        assert trust(advantages, targets) == pytest.approx(expected, rel=1e-6)
+    for equal in (np.zeros(9), np.ones(9)):
+        assert trust(equal, equal) == 1
+    assert trust(rng.normal(0, 1, 9), np.ones(9)) == 0
 
 
 def split_values(values, episodes):

@@ -16,7 +16,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.on_policy.returns import standardize
+from flame_rl.learner.on_policy.returns import standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import A2CSettings
 from flame_rl.settings.config import TrainConfig
@@ -37,7 +37,9 @@ def a2c(
     networks.statistics.add_returns(targets)
 
     columns = networks.columns(batch, targets)
-    columns["advantages"] = standardize(advantages, batch.importance_weights)
+    columns["advantages"] = trust(advantages, targets) * standardize(
+        advantages, batch.importance_weights
+    )
     epoch = shuffle(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)

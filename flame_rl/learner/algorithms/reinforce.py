@@ -17,7 +17,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
+from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import ReinforceSettings
 from flame_rl.settings.config import TrainConfig
@@ -45,7 +45,9 @@ def reinforce(
         baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
 
     advantages = above_baseline(returns, baseline)
-    columns = {"advantages": standardize(advantages)} | networks.columns(batch, returns)
+    columns = {
+        "advantages": trust(advantages, returns) * standardize(advantages)
+    } | networks.columns(batch, returns)
     epoch = shuffle(batch, columns, settings.minibatches, generator)
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay

@@ -7,6 +7,8 @@ Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from flame_rl.learner.training.frames import step_rows, time_steps
@@ -137,6 +139,21 @@ def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndar
     differences = returns - baseline
     rounding = _ROUNDING * np.abs(returns).max()
     return np.where(np.abs(differences) <= rounding, 0.0, differences)
+
+
+def trust(advantages: np.ndarray, targets: np.ndarray) -> np.float32:
+    """A factor of standardised advantages: 1, or less where the baseline's errors are most of them.
+
+    Once a task is solved, all returns are alike, and what is left of the advantages is the errors
+    of V(s), which at unit scale would move the policy at random. With the best constant baseline
+    they would spread no more than the targets: the factor is 1 down to an explained variance of -1,
+    which a run may begin with, and then falls with the spread of the targets over theirs.
+
+    Args:
+        advantages, targets: float64 [N], before they are standardised.
+    """
+    spread, most = float(advantages.std()), math.sqrt(2) * float(targets.std())
+    return np.float32(1.0 if spread <= most else most / spread)
 
 
 def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
