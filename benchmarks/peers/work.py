@@ -5,12 +5,14 @@ Imports nothing that not every peer's environment has.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -145,3 +147,30 @@ class Score:
         self._returns.append(value)
         full = len(self._returns) == EPISODES
         return full and sum(self._returns) / EPISODES >= self._target
+
+
+def make_unseen(env_id: str, arguments: dict[str, object]) -> Any:
+    """An environment of benchmarks/unseen.py, named as module:id, with a limit of 1,000 steps where
+    it has none of its own."""
+    import gymnasium
+
+    module, _, name = env_id.partition(":")
+    if module == "minatar.gym":
+        importlib.import_module(module).register_envs()
+    limit = gymnasium.spec(name).max_episode_steps or 1000
+    return gymnasium.make(name, max_episode_steps=limit, disable_env_checker=True, **arguments)
+
+
+def play(env: Any, act: Callable[[Any, dict[str, Any]], Any], episodes: int) -> list[float]:
+    """The returns of the episodes that begin with seeds from 1,000,000 on; `act` chooses an action
+    for an observation and what came with it in `info`."""
+    returns = []
+    for seed in range(1_000_000, 1_000_000 + episodes):
+        observation, info = env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            observation, reward, *ends, info = env.step(act(observation, info))
+            total, ended = total + float(reward), any(ends)
+        returns.append(total)
+    env.close()
+    return returns

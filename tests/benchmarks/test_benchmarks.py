@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import collection, learning, replay, table
+from benchmarks import collection, learning, replay, table, unseen
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import sequences_ours, update_ours
-from benchmarks.peers.work import SEQUENCES, SequenceData, UpdateData
+from benchmarks.peers.work import SEQUENCES, SequenceData, UpdateData, make_unseen, play
 from flame_rl.learner.training.device import reproducible
+from flame_rl.settings.presets import PRESETS
 from tests.helpers import ROOT
 from tests.helpers import table as read_table
 
@@ -88,6 +89,53 @@ def test_the_interquartile_mean_is_that_of_the_middle_half():
     assert -50 < low < mean < high < 90
 
 
+def test_no_preset_is_for_what_nobody_tuned():
+    """LunarLander-v3 and Acrobot-v1 have presets for dqn."""
+    runs = unseen.table(unseen.Options(seeds=(0,), packages=(unseen.HERE,)))
+    assert {run.env for run in runs} == set(unseen.TASKS)
+    assert len(runs) == 2 * len(unseen.TASKS)
+    assert not [run for run in runs if run.env_id in PRESETS[run.algorithm]]
+    commands = [run.command() for run in runs]
+    assert (
+        "--env gymnasium:FrozenLake-v1 --env-kwargs is_slippery=false --algorithm dqn "
+        "--env-steps 20000 --seed 0"
+    ) in commands
+
+
+def test_an_unseen_policy_is_judged_by_whole_episodes():
+    """In CliffWalking, which has no limit of its own, the shortest way has 13 steps; standing
+    still costs 1 a step until the limit."""
+    way = [0, *[1] * 11, 2]
+    steps = iter(way * 2)
+    env = make_unseen("gymnasium:CliffWalking-v1", {})
+    assert play(env, lambda observation, info: next(steps), 2) == [-13, -13]
+    env = make_unseen("gymnasium:CliffWalking-v1", {})
+    assert play(env, lambda observation, info: 3, 1) == [-1000]
+
+
+def test_unseen_results_are_added_up(tmp_path):
+    pytest.importorskip("rliable")
+
+    def write(package: str, *scores: float) -> None:
+        row = {"env": "Taxi-v4", "algorithm": "ppo", "package": package}
+        rows = [row | {"seed": k, "score": score} for k, score in enumerate(scores)]
+        unseen.write_results(rows, tmp_path)
+
+    write(unseen.HERE, 7.5, 7.75, 8)
+    write(unseen.THERE, -200, -1000, 9)
+    write(unseen.THERE, -200, -190, -210)  # in their place
+    lines = (tmp_path / "unseen.md").read_text().splitlines()
+    (taxi,) = [line for line in lines if line.startswith("| Taxi-v4 | ppo")]
+    cells = taxi.strip("| ").split(" | ")
+    assert cells[2:4] == ["50,000", "7.75 (7.50 to 8.00)"]
+    assert cells[4:6] == ["-200.00 (-210.00 to -190.00)", "above"]
+    assert cells[6:] == ["7.50, 7.75, 8.00", "-200.00, -190.00, -210.00"]
+    assert any(line.startswith("| Taxi-v4 | dqn | 30,000 | not run | not run") for line in lines)
+    assert unseen.verdict((1, 0, 2), (4, 3, 5)) == "below"
+    assert unseen.verdict((1, 0, 3.5), (4, 3, 5)) == "below"
+    assert unseen.verdict((3.2, 0, 3.5), (4, 3, 5)) == "level"
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on this system")
 def test_a_peer_runs_on_so_many_cores():
     count = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
@@ -118,7 +166,7 @@ def test_modules_of_other_environments_do_without_this_package():
     folder = Path(peers.__file__).parent
     apart = (
         *("work", "sb3", "sbx", "replay_sb3", "replay_sbx", "update_jax", "sequences_jax"),
-        *("agents_sb3", "rllib"),
+        *("agents_sb3", "rllib", "unseen_sb3"),
     )
     texts = {name: (folder / f"{name}.py").read_text() for name in apart}
     assert [name for name, text in texts.items() if "from flame_rl" in text] == []
