@@ -213,11 +213,15 @@ def markdown(rows: list[Row]) -> str:
         "| | algorithm | env steps | here | there | here is | seeds here | seeds there |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    not_run = []
     for run in table(Options(seeds=(0,), packages=(HERE,))):
         of_cell = [r for r in rows if (r["env"], r["algorithm"]) == (run.env, run.algorithm)]
         scores = [
             [float(r["score"]) for r in of_cell if r["package"] == each] for each in (HERE, THERE)
         ]
+        if not of_cell:
+            not_run.append(f"{run.algorithm} in {run.env}")
+            continue
         found = [
             interquartile_mean(np.array(each)) if len(each) > 1 else (*each,) * 3 for each in scores
         ]
@@ -225,6 +229,8 @@ def markdown(rows: list[Row]) -> str:
         words.append(verdict(*found) if min(map(len, scores)) > 1 else "")
         words += [", ".join(f"{score:,.2f}" for score in each) for each in scores]
         lines.append(f"| {run.env} | {run.algorithm} | {run.env_steps:,} | {' | '.join(words)} |")
+    if not_run:
+        lines += ["", f"Not run yet: {', '.join(not_run)}."]
     return "\n".join([*lines, ""])
 
 
