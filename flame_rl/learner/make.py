@@ -108,7 +108,9 @@ def _refuse_unusable(
     if spec.masked:
         samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
     # One number for each step, of the policies that have log-probabilities and entropies.
-    number, by_choice = [(ROW_BLOCK,)], isinstance(config.algorithm, PolicyGradient | Cloning)
+    number, settings = [(ROW_BLOCK,)], config.algorithm
+    by_choice = isinstance(settings, PolicyGradient | Cloning)
+    by_choice &= not isinstance(settings, BCSettings) or settings.policy == "gaussian"
     wanted = {"policy": 2 * number if by_choice else None, "value": number}
     wanted |= {name: [(ROW_BLOCK, 1)] for name in ("critic1", "critic2")}
     for name, module in (modules | {"policy": policy}).items():

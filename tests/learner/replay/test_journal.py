@@ -217,7 +217,6 @@ def with_crafted_record(folder, place, columns, alter):
         (CONTINUOUS, "column actions", np.inf, "column actions: not finite"),
         (CONTINUOUS, "column rewards", np.nan, "column rewards: not finite"),
         (CONTINUOUS, "column observations", -np.inf, "column observations: not finite"),
-        (CONTINUOUS, "truncated", np.zeros_like, "terminated, truncated: an episode ends by one"),
         (CONTINUOUS, "index", np.float64, "index: int64, not float64"),
         (CONTINUOUS, "terminated", lambda a: a[:-1], "terminated: shape"),
         (CONTINUOUS, "lengths", np.zeros_like, "lengths: an episode has at least one"),
