@@ -101,8 +101,9 @@ class ProcessBackend:
         self._players = {s: worker for s, worker in self._players.items() if s in going_on}
 
         def run(data: bytes, episodes: int) -> Buffer:
-            task = codec.decode_request(data)
-            seeds = [] if task.cut is None else [seed_of(task, index) for index in task.indices]
+            seeds = []
+            if request.cut is not None:
+                seeds = [seed_of(request, index) for index in codec.decode_request(data).indices]
             with self._choosing:
                 players = [self._players.get(seed) for seed in seeds]
                 worker = next((each for each in players if each in self._idle), self._idle[0])

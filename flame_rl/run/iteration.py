@@ -42,10 +42,11 @@ def collect_iteration(
     asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
     collected = replace(collected, awaited=time.perf_counter() - asked)
-    after = _after(request, done, collected.episodes)
-    if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
-        latest = learner.snapshot()
-        backend.begin(latest, training_request(config, spec, after, latest.version))
+    if isinstance(backend, PrefetchingBackend):
+        after = _after(request, done, collected.episodes)
+        if progress(config.experiment, after) < 1:
+            latest = learner.snapshot()
+            backend.begin(latest, training_request(config, spec, after, latest.version))
     return collected
 
 
