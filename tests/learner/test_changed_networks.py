@@ -196,13 +196,6 @@ AT_THE_START = {
 }
 
 
-@pytest.mark.parametrize("what", AT_THE_START)
-def test_what_a_policy_gives_is_checked_at_the_start(what, monkeypatch):
-    change, error = AT_THE_START[what]
-    with pytest.raises(UsageError, match=error):
-        learner_with(lambda policy, value: change(policy), monkeypatch)
-
-
 def test_a_function_without_a_network_is_named(monkeypatch):
     monkeypatch.setattr(model, "value", lambda spec, config: None)
     with pytest.raises(UsageError, match="returned NoneType and no network"):
@@ -334,9 +327,9 @@ UNLIKE_ACTORS = {
 }
 
 
-@pytest.mark.parametrize("part", UNLIKE_ACTORS)
-def test_what_actors_would_compute_otherwise_is_refused(part, monkeypatch):
-    change, error = UNLIKE_ACTORS[part]
+@pytest.mark.parametrize("part", [*AT_THE_START, *UNLIKE_ACTORS])
+def test_what_actors_or_losses_cannot_use_is_refused(part, monkeypatch):
+    change, error = (AT_THE_START | UNLIKE_ACTORS)[part]
     with pytest.raises(UsageError, match=error):
         learner_with(lambda policy, value: change(policy), monkeypatch)
 
