@@ -297,12 +297,10 @@ class RelabelledSteps:
         return read
 
 
-def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling | None:
-    """What `config.algorithm`, which has `Hindsight` settings, asks for; None: nothing. Raises
-    UsageError if the environment has no goals, or other rewards than its own are learned from."""
+def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling:
+    """What `config.algorithm`, which has `Hindsight` settings, asks for. Raises UsageError if the
+    environment has no goals, or other rewards than its own are learned from."""
     settings, experiment = config.algorithm, config.experiment
-    if settings.hindsight == "none":
-        return None
     for name in ("reward", "reward_weights"):
         if getattr(experiment, name):
             raise UsageError(
