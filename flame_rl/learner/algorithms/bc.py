@@ -57,7 +57,7 @@ class Imitation(Algorithm):
                 "dataset"
             )
         trained = in_training(make_policy(config, spec))
-        self._config, self._training = config, PolicyTraining(trained, trained.adam)
+        self.config, self._training = config, PolicyTraining(trained, trained.adam)
         self.demonstrations = demonstrations
 
     @property
@@ -78,8 +78,8 @@ class Imitation(Algorithm):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations, outliers=False)
             moments.set_in(normalizers)
-        decay = learning_rate_factor(self._config.algorithm.learning_rate_decay, progress)
-        return bc(training, training.prepare(batch), self._config, decay, generator)
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
+        return bc(training, training.prepare(batch), self.config, decay, generator)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:

@@ -49,7 +49,7 @@ class PQN(Algorithm):
                 "which replays demonstrations, too"
             )
         trained = in_training(model_of(config).action_values(spec, config))  # output [N, A]
-        self._config, self._training = config, PolicyTraining(trained, trained.adam)
+        self.config, self._training = config, PolicyTraining(trained, trained.adam)
         self._env_steps = Counter()  # of the run so far, for epsilon
 
     @property
@@ -57,14 +57,14 @@ class PQN(Algorithm):
         return self._training.parts | {"env_steps": self._env_steps}
 
     def snapshot(self) -> PolicySnapshot:
-        epsilon = self._config.algorithm.epsilon(self._env_steps.count)
+        epsilon = self.config.algorithm.epsilon(self._env_steps.count)
         return with_exploration(self._training.policy.module.snapshot(), {"epsilon": epsilon})
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """Some epochs over the episodes; see `Algorithm.update`."""
-        settings: PQNSettings = self._config.algorithm
+        settings: PQNSettings = self.config.algorithm
         refuse_missing_masks(episodes)
         self._env_steps.count += episodes.steps
         training = self._training
@@ -88,7 +88,7 @@ class PQN(Algorithm):
         # Of what masks allow; after an end, where they may allow nothing, no value counts.
         columns = {name: batch.columns[name] for name in (ACTION_MASKS,) if name in batch.columns}
         best = masked(q, columns, -np.inf).max(axis=1).astype(np.float64)
-        gamma, decay = self._config.experiment.gamma, self._config.algorithm.q_lambda
+        gamma, decay = self.config.experiment.gamma, self.config.algorithm.q_lambda
         # G_t - V_t = delta_t + gamma lambda (G_{t+1} - V_{t+1}), with V = max_a Q.
         return best[batch.rows] + batch.advantages(best, gamma, decay)
 

@@ -80,17 +80,12 @@ class CriticEnsemble:
         decay: float,
         bonus: np.ndarray | float = 0.0,
     ) -> Numbers:
-        """One gradient step of each critic: Q(s, a) -> r + bonus + discount * next value.
+        """One gradient step of each critic: Q(s, a) -> scale * r + bonus + discount * next value,
+        given the values of the next states and the bonus, float32 [B] each, and the factor of the
+        learning rate, `decay`.
 
-        Args:
-            samples: a minibatch; its rewards are multiplied by the reward scale.
-            next_values: values of the next states, float32 [B]; "discounts" are 0 after an end.
-            decay: factor of the learning rate.
-            bonus: beside the rewards, and not scaled, float32 [B].
-
-        Returns:
-            "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
-            absolute error, mean over the critics.
+        Returns "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B],
+        the absolute error, mean over the critics.
         """
         rewards = self._reward_scale * samples["rewards"] + bonus
         targets = rewards + samples["discounts"] * next_values

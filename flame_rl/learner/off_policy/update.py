@@ -34,6 +34,7 @@ class OffPolicy(Algorithm):
     """An algorithm that learns from replayed experience.
 
     Attributes:
+        config: the run's settings.
         inner: the algorithm itself.
         replay: the stored episodes.
         observations: normalises them; None: `inner` gets them as they are.
@@ -53,7 +54,7 @@ class OffPolicy(Algorithm):
         demonstrations; hindsight is not for this environment; the replay memory does not fit into
         this machine's, or an episode up to its time limit does not fit into the replay memory."""
         self.inner, settings = make(config, spec), config.algorithm
-        self._settings, self.steps = settings, state.Counter()
+        self.config, self.steps = config, state.Counter()
         refuse_other_actions(self.inner.actions, spec)
         if not self.inner.remembers and config.experiment.memory != "none":
             raise UsageError(
@@ -101,7 +102,7 @@ class OffPolicy(Algorithm):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        warm_up, hindsight = self._settings.warm_up_steps, self.minibatches.hindsight
+        warm_up, hindsight = self.config.algorithm.warm_up_steps, self.minibatches.hindsight
         replay = f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
         return (replay if hindsight is None else f"{replay}\n{hindsight.notice}",)
 
@@ -122,7 +123,7 @@ class OffPolicy(Algorithm):
 
     def update(self, episodes: Episodes, generator: Generator, progress: float) -> state.Metrics:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
-        replay, settings = self.replay, self._settings
+        replay, settings = self.replay, self.config.algorithm
         if self.minibatches.hindsight is not None:
             self.minibatches.hindsight.functions.check(episodes)
         replay.add(recorded(self.inner, episodes))

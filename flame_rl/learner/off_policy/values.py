@@ -71,14 +71,9 @@ class ActionValues(GradientStep):
         return {"epsilon": self._settings.epsilon(env_steps)}
 
     def learn(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
-        """One gradient step, Q(s, a) -> target; then the target network follows.
-
-        Args:
-            samples: "observations", "actions" and what else the loss needs, [B, ...].
-            targets: what the loss gets as "targets", [B] or [B, ...].
-            loss: of Q's output for the observations; its numbers, [B] each, are returned.
-            decay: factor of the learning rate.
-        """
+        """One gradient step, Q(s, a) -> target, by a loss of Q's output for the "observations",
+        [B, ...], which gets the targets, [B] or [B, ...], as "targets"; then the target network
+        follows. `decay`: factor of the learning rate. Returns the loss's numbers, [B] each."""
         forward = self.online.network.forward({"inputs": samples["observations"]})
         numbers, gradients = loss(samples | {"targets": targets}, *forward.outputs)
         self.descend(forward, gradients, decay)
@@ -121,15 +116,8 @@ def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarray) -> np.ndarray:
     """R + discount * V(S'), the target of TD(0) (Sutton and Barto, eq. 6.2); if rewards and
-    discounts cover n steps, the n-step return (eq. 7.1).
-
-    Args:
-        rewards, discounts: [B].
-        next_values: [B], or [B, Z]: the quantiles of the return that follows.
-
-    Returns:
-        As `next_values`.
-    """
+    discounts, [B] each, cover n steps, the n-step return (eq. 7.1). The next values and the targets
+    are [B], or [B, Z]: the quantiles of the return that follows."""
     rows = len(next_values)
     check_shape("rewards", rewards, rows)
     check_shape("discounts", discounts, rows)
@@ -138,13 +126,9 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
 
 
 def best_actions(next_values: np.ndarray, samples: Samples) -> np.ndarray:
-    """The action of the greatest value at the next observation, integers [B] or [B, L], of those
-    that the masks of the samples' next observations allow, where there are masks.
-
-    Args:
-        next_values: [B, A], or of sequences [B, L, A].
-        samples: as the views give them.
-    """
+    """The action of the greatest value at the next observation, integers [B], of those that the
+    masks of the samples' next observations allow, where there are masks; values are [B, A]. Of
+    sequences [B, L] and [B, L, A]."""
     return masked(next_values, samples, -np.inf, prefix="next_").argmax(axis=-1)
 
 
@@ -155,14 +139,9 @@ def project(
     Distributional Perspective on Reinforcement Learning", algorithm 1): the probability of a value
     between two atoms is divided among them, and values beyond the support count as its ends.
 
-    Args:
-        support: [Z], the atoms, equidistant and ascending, as np.linspace makes them.
-        rewards, discounts: [B].
-        probabilities: [B, Z], those of the atoms as values of G', the return that follows.
-
-    Returns:
-        [B, Z], in the dtype of `probabilities`.
-    """
+    `support` are the atoms, [Z], as np.linspace makes them; rewards and discounts are [B];
+    `probabilities` those of the atoms as values of G', the return that follows, [B, Z], and the
+    result is of their shape and dtype."""
     rows, atoms = probabilities.shape
     values = td_targets(rewards, discounts, np.broadcast_to(support, (rows, atoms)))
     distance = float(support[-1] - support[0]) / (atoms - 1)

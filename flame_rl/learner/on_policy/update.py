@@ -60,6 +60,7 @@ class OnPolicyAlgorithm(Algorithm):
     yet, are not learned from.
 
     Attributes:
+        config: the run's settings.
         networks: policy and values.
         collector: with --overlap, the policy of one update ago, which collects the next iteration;
             else None.
@@ -81,7 +82,7 @@ class OnPolicyAlgorithm(Algorithm):
                 "--overlap: the second iteration would be played by the policy from before the "
                 "demonstrations were cloned; leave the flag out"
             )
-        self._config, self._update, self.demonstrations = config, update, demonstrations
+        self.config, self._update, self.demonstrations = config, update, demonstrations
         own_loss = own_policy_loss(config.algorithm)
         self.networks = make_actor_critic(config, spec)
         self.networks.given_loss = own_loss
@@ -100,7 +101,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        own = _POLICY + _VALUES if self._config.algorithm.trains_values else _POLICY
+        own = _POLICY + _VALUES if self.config.algorithm.trains_values else _POLICY
         return (*dict.fromkeys((*own, *self.networks.metrics)), *_LIMIT)
 
     @property
@@ -117,7 +118,7 @@ class OnPolicyAlgorithm(Algorithm):
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """Train the networks on all episodes; see `Algorithm.update`."""
-        decay = learning_rate_factor(self._config.algorithm.learning_rate_decay, progress)
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         try:
             if self.demonstrations is not None and not self.cloned.count:
                 metrics = self._clone(generator, decay)
@@ -130,17 +131,17 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _clone(self, generator: np.random.Generator, decay: float) -> dict[str, float]:
         """Learn from the demonstrations; `decay` is the factor of learning rates."""
-        networks, settings = self.networks, self._config.algorithm
+        networks, settings = self.networks, self.config.algorithm
         batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
         if settings.trains_values:
-            returns = batch.estimated_returns(self._config.experiment.gamma)
+            returns = batch.estimated_returns(self.config.experiment.gamma)
             networks.statistics.add_returns(returns)
             rate = settings.value_learning_rate * decay
             networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
         self.cloned.count = 1
-        return bc(networks, batch, self._config, decay, generator)
+        return bc(networks, batch, self.config, decay, generator)
 
     def _improve(
         self, episodes: Episodes, generator: np.random.Generator, decay: float
@@ -159,13 +160,13 @@ class OnPolicyAlgorithm(Algorithm):
             load_part(self.collector.module, before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
-        metrics = self._update(networks, batch, self._config, decay, generator)
+        metrics = self._update(networks, batch, self.config, decay, generator)
         if networks.given_loss is not None and not networks.asked:
             raise UsageError(
                 f"--policy-loss: {name_of(self._update)} has no use for it; use "
                 "`networks.own_loss` there, as a2c.py does, or leave the flag out"
             )
-        max_kl = self._config.algorithm.max_kl
+        max_kl = self.config.algorithm.max_kl
         return metrics | shrink_until_close(networks.policy, before, batch, samples, max_kl)
 
 
