@@ -50,17 +50,17 @@ class DQN(values.ActionValues):
 
     def exploration(self, env_steps: int) -> dict[str, float]:
         """Epsilon, and the probability that a step has the noise of the step before."""
-        return super().exploration(env_steps) | {"repeat": self._settings.epsilon_repeat}
+        return super().exploration(env_steps) | {"repeat": self.settings.epsilon_repeat}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Transitions of up to `n_step` steps."""
-        return n_step(store, positions, self._settings.n_step, self._gamma)
+        return n_step(store, positions, self.settings.n_step, self.gamma)
 
     def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
         if self._loss is values.q_loss and self.compiled:
-            return self.q_steps(samples, self._settings.double, decay)
+            return self.q_steps(samples, self.settings.double, decay)
         return super().steps(samples, generator, decay)
 
     def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
@@ -73,7 +73,7 @@ class DQN(values.ActionValues):
         following = {"inputs": samples["next_observations"]}
         returns = self._returns(self.target.output(following))
         selecting = returns
-        if self._settings.double:
+        if self.settings.double:
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self.online.network.outputs(following)
             selecting = self._returns(output)
@@ -83,11 +83,11 @@ class DQN(values.ActionValues):
         if self._support is not None:
             return values.project(self._support, rewards, discounts, chosen)
         targets = values.td_targets(rewards, discounts, chosen)
-        return targets if self._settings.distribution == "quantiles" else targets[:, 0]
+        return targets if self.settings.distribution == "quantiles" else targets[:, 0]
 
     def _returns(self, output: np.ndarray) -> np.ndarray:
         """The network's output as values, quantiles or probabilities, [B, A, Z]."""
-        if self._settings.dueling:
+        if self.settings.dueling:
             output = dueling(output, self._atoms)
         if self._support is not None:
             return values.softmax(output, self._atoms)

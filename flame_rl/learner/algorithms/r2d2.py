@@ -33,9 +33,9 @@ class R2D2(values.ActionValues):
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The sequences in which these steps are learned from, and "learned", 1 for a step that is
         learned from, [B, L]."""
-        burn_in = self._settings.burn_in
-        length = burn_in + self._settings.sequence_length
-        samples = sequences(store, positions, length, burn_in, self._gamma)
+        burn_in = self.settings.burn_in
+        length = burn_in + self.settings.sequence_length
+        samples = sequences(store, positions, length, burn_in, self.gamma)
         begins = store.times(samples["starts"]) == 0
         burnt_in = np.arange(length) >= burn_in
         samples["learned"] = samples["mask"] * (begins[:, None] | burnt_in)

@@ -22,10 +22,10 @@ class Sarsa(values.ActionValues):
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Single steps, with the "next_actions" and whether they were "taken", [B] each: after an
         episode's last step there is none. And "epsilon", the latest, [B]."""
-        samples = n_step(store, positions, 1, self._gamma)
+        samples = n_step(store, positions, 1, self.gamma)
         samples["next_actions"] = store.read(store.rows(positions) + 1)["actions"]
         samples["taken"] = store.left(positions) > 1
-        epsilon = self._settings.epsilon(store.steps)
+        epsilon = self.settings.epsilon(store.steps)
         samples["epsilon"] = np.full(len(positions), epsilon, np.float32)
         return samples
 
@@ -38,7 +38,7 @@ class Sarsa(values.ActionValues):
         q = self.target.output({"inputs": samples["next_observations"]})
         allowed = allowed_in(samples, q.shape[1], prefix="next_")
         next_values = expected_values(q, samples["epsilon"], allowed)
-        if not self._settings.expected:
+        if not self.settings.expected:
             # Where a time limit cut the episode, no action was taken: the expectation stands in.
             of_taken = values.of_actions(q, samples["next_actions"])
             next_values = np.where(samples["taken"], of_taken, next_values)

@@ -49,7 +49,7 @@ class Successor(values.ActionValues):
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Single steps."""
-        return n_step(store, positions, 1, self._gamma)
+        return n_step(store, positions, 1, self.gamma)
 
     def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber losses of all reward parts, and one of the target network."""

@@ -40,6 +40,7 @@ class ActionValues(GradientStep):
     """What algorithms with values Q of discrete actions share; see `GradientStep`.
 
     Attributes:
+        settings, gamma: of the run.
         online: Q, in training. Its output is [B, A], or more numbers for each action.
         target: the target network Q' (Mnih et al. 2015, "Human-Level Control through Deep
             Reinforcement Learning").
@@ -55,7 +56,7 @@ class ActionValues(GradientStep):
     ) -> None:
         """Make new networks. The algorithm has `EpsilonGreedy` settings; `returns` says what Q
         predicts of the return, None: its mean."""
-        self._settings, self._gamma = config.algorithm, config.experiment.gamma
+        self.settings, self.gamma = config.algorithm, config.experiment.gamma
         make = model_of(config).action_values
         self.policy = make(spec, config) if returns is None else make(spec, config, returns)
         self.online = in_training(self.policy)
@@ -68,7 +69,7 @@ class ActionValues(GradientStep):
 
     def exploration(self, env_steps: int) -> dict[str, float]:
         """Epsilon."""
-        return {"epsilon": self._settings.epsilon(env_steps)}
+        return {"epsilon": self.settings.epsilon(env_steps)}
 
     def learn(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
         """One gradient step, Q(s, a) -> target, by a loss of Q's output for the "observations",
@@ -87,7 +88,7 @@ class ActionValues(GradientStep):
     def q_steps(self, samples: Samples, double: bool, decay: float) -> Iterator[Numbers]:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
-        settings = self._settings
+        settings = self.settings
         where = address(self.target.parameters)
         target = Target(where, self.target_period, double, settings.tau)
         config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
@@ -98,7 +99,7 @@ class ActionValues(GradientStep):
     def descend(self, forward: Pass, gradients: tuple[Gradient, ...], decay: float) -> None:
         """As `learn`, given a forward pass of Q and the loss's gradients; see
         `TrainedNetwork.descend`."""
-        settings = self._settings
+        settings = self.settings
         rate = settings.learning_rate * decay
         self.online.descend(forward, gradients, rate, settings.max_grad_norm)
         if self.online.adam.steps % self.target_period == 0:

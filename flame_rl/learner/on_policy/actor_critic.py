@@ -86,12 +86,7 @@ class PolicyTraining:
 
     def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """Train the policy for an epoch; where one network is both, on the weighted sum of its
-        losses.
-
-        Returns:
-            For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
-            means over its steps, and "gradient_norm".
-        """
+        losses, whose numbers are returned, too. See `train_epoch`."""
         return train_epoch(self.policy.network, self.adam, epoch, loss, config)
 
 

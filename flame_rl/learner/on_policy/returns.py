@@ -24,15 +24,9 @@ def discounted_returns(
     Each pass doubles the number of rewards that a sum has: ten passes over whole arrays for
     episodes of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
 
-    Args:
-        rewards: float64 [N], the episodes one after another.
-        lengths: int64 [E], the number of steps of each episode; they sum to N.
-        discount: from 0 to 1, one number or [N].
-        bootstrap: float64 [E], the value of the state after the last step: 0 for a terminated
-            episode, an estimate for one that a time limit truncated.
-
-    Returns:
-        float64 [N].
+    Rewards and returns are float64 [N], `lengths` the steps of each episode, int64 [E]; `discount`,
+    from 0 to 1, is one number or [N]. `bootstrap`, float64 [E], is the value of the state after the
+    last step: 0 for a terminated episode, an estimate for one that a time limit truncated.
     """
     sums = rewards.astype(np.float64)
     products = np.empty(len(rewards))
