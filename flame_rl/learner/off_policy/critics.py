@@ -150,15 +150,10 @@ def squashed_gaussian(
     With a = tanh(u): da / du = 1 - a^2, d log p / du = 2 a, and besides u's part
     d log p / d log std = -1; du / d mean = 1, du / d log std = std * noise.
 
-    Args:
-        output: a policy's, float32 or float64 [B, 2A]: the means, then the logarithms of the
-            standard deviations, which are clipped to `LOG_STD_RANGE`; where they are, their
-            gradient is 0.
-        noise: standard normal, [B, A].
-
-    Returns:
-        Actions in [-1, 1], [B, A]; their log-probabilities, [B]; and the backward pass, see
-        `Backward`. All are of the output's type.
+    A policy's output, float32 or float64 [B, 2A], is the means, then the logarithms of the standard
+    deviations, which are clipped to `LOG_STD_RANGE`; where they are, their gradient is 0. The noise
+    is standard normal, [B, A]. Returns actions in [-1, 1], [B, A], their log-probabilities, [B],
+    and the backward pass, see `Backward`, all of the output's type.
     """
     width = noise.shape[1]
     mean, raw_log_std = output[:, :width], output[:, width:]
