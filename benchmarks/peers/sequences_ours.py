@@ -11,7 +11,6 @@ from gymnasium.spaces import Box, Discrete
 from benchmarks.peers.work import HIDDEN, SequenceData
 from flame_rl import TrainConfig
 from flame_rl.learner.algorithms.r2d2 import R2D2
-from flame_rl.learner.training.choose import in_training
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -32,7 +31,7 @@ def steps_of(memory: str) -> Callable[[], int]:
         tau=data.tau,
     )
     spaces = Box(-np.inf, np.inf, data.observations.shape[2:]), Discrete(2)
-    learner = R2D2(config, EnvironmentSpec("CartPole-v1", *spaces), in_training)
+    learner = R2D2(config, EnvironmentSpec("CartPole-v1", *spaces))
     generator = np.random.default_rng(0)
     samples = {
         "observations": data.observations[:, :-1],

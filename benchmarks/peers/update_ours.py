@@ -16,7 +16,6 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
-from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.system.machine import keep_freed_memory
@@ -46,7 +45,7 @@ def epochs_of(size: int) -> Callable[[], int]:
     steps, observation_dim = data.observations.shape
     spaces = Box(-np.inf, np.inf, (observation_dim,)), Box(-1, 1, data.actions.shape[1:])
     spec = EnvironmentSpec("HalfCheetah-v5", *spaces)
-    networks = make_actor_critic(config, spec, in_training)
+    networks = make_actor_critic(config, spec)
     batch = Batch(
         columns={
             # With the observation after the last step.

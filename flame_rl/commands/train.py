@@ -92,7 +92,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
         if config.output.reproduce is None:
             folder = ending.enter_context(run_folder.hold_folder(config))
             if trainer.replay is not None:
-                trainer.replay.keep_in(folder / run_folder.REPLAY_NAME)
+                trainer.replay.folder = folder / run_folder.REPLAY_NAME
         trainer.begin()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted and config.experiment.env_steps is None:

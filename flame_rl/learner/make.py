@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,14 +20,7 @@ from flame_rl.learner.training.frames import Stacks
 from flame_rl.modules.networks import PolicyNetwork, inputs_of
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
-from flame_rl.settings.algorithms import (
-    BCSettings,
-    Cloning,
-    Critics,
-    PolicyGradient,
-    PQNSettings,
-    Replay,
-)
+from flame_rl.settings.algorithms import Critics, OnPolicy, PolicyGradient, Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
@@ -38,8 +31,6 @@ from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
     from flame_rl.learner.demonstrations.files import Demonstrations
-    from flame_rl.learner.off_policy.gradient_step import GradientStep
-    from flame_rl.learner.on_policy.update import Update
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
@@ -107,11 +98,8 @@ def _refuse_unusable(
     samples["actions"] = actions
     if spec.masked:
         samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
-    # One number for each step, of the policies that have log-probabilities and entropies.
-    number, settings = [(ROW_BLOCK,)], config.algorithm
-    by_choice = isinstance(settings, PolicyGradient | Cloning)
-    by_choice &= not isinstance(settings, BCSettings) or settings.policy == "gaussian"
-    wanted = {"policy": 2 * number if by_choice else None, "value": number}
+    number = [(ROW_BLOCK,)]  # one for each step
+    wanted = {"policy": 2 * number if config.algorithm.has_log_probs else None, "value": number}
     wanted |= {name: [(ROW_BLOCK, 1)] for name in ("critic1", "critic2")}
     for name, module in (modules | {"policy": policy}).items():
         given = samples
@@ -210,57 +198,46 @@ def _make_algorithm(
 ) -> Algorithm:
     """The configured algorithm, with new networks. Raises UsageError where it is not for these
     actions, or not for these settings."""
-    name = config.algorithm_name
-    if isinstance(config.algorithm, BCSettings):
-        from flame_rl.learner.demonstrations.cloning import imitation
-
-        return imitation(config, spec, demonstrations)
+    made = _imported(config.algorithm_name)
     if isinstance(config.algorithm, Replay):
-        from flame_rl.learner.off_policy.update import off_policy
+        from flame_rl.learner.off_policy.update import OffPolicy
 
-        return off_policy(config, spec, _maker_of(name), demonstrations)
-    if isinstance(config.algorithm, PQNSettings):
-        from flame_rl.learner.algorithms.pqn import pqn
+        return OffPolicy(config, spec, made, demonstrations)
+    if isinstance(config.algorithm, OnPolicy):
+        from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
 
-        return pqn(config, spec, demonstrations)
-    if demonstrations is not None:
-        from flame_rl.learner.demonstrations.cloning import cloned_first
-
-        return cloned_first(config, spec, _update_of(name), demonstrations)
-    from flame_rl.learner.on_policy.update import on_policy
-
-    return on_policy(config, spec, _update_of(name))
+        return OnPolicyAlgorithm(config, spec, made, demonstrations)
+    return made(config, spec, demonstrations)
 
 
-def _update_of(name: str) -> Update:
-    """What improves the networks once, from the episodes of an iteration."""
+def _imported(name: str) -> Callable[..., Any]:
+    """With `OnPolicy` settings the algorithm's `Update`, with `Replay` settings what makes its
+    `GradientStep`, with others what makes the `Algorithm`."""
     match name:
         case "reinforce":
-            from flame_rl.learner.algorithms.reinforce import reinforce as update
+            from flame_rl.learner.algorithms.reinforce import reinforce as made
         case "a2c":
-            from flame_rl.learner.algorithms.a2c import a2c as update
+            from flame_rl.learner.algorithms.a2c import a2c as made
         case "ppo":
-            from flame_rl.learner.algorithms.ppo import ppo as update
-    return update
-
-
-def _maker_of(name: str) -> Callable[..., GradientStep]:
-    """What makes the algorithm's networks and its gradient step."""
-    match name:
+            from flame_rl.learner.algorithms.ppo import ppo as made
+        case "pqn":
+            from flame_rl.learner.algorithms.pqn import PQN as made  # noqa: N811
+        case "bc":
+            from flame_rl.learner.algorithms.bc import Imitation as made  # noqa: N813
         case "dqn":
-            from flame_rl.learner.algorithms.dqn import DQN as make  # noqa: N811
+            from flame_rl.learner.algorithms.dqn import DQN as made  # noqa: N811
         case "sarsa":
-            from flame_rl.learner.algorithms.sarsa import Sarsa as make  # noqa: N813
+            from flame_rl.learner.algorithms.sarsa import Sarsa as made  # noqa: N813
         case "successor":
-            from flame_rl.learner.algorithms.successor import Successor as make  # noqa: N813
+            from flame_rl.learner.algorithms.successor import Successor as made  # noqa: N813
         case "r2d2":
-            from flame_rl.learner.algorithms.r2d2 import R2D2 as make  # noqa: N811
+            from flame_rl.learner.algorithms.r2d2 import R2D2 as made  # noqa: N811
         case "impala":
-            from flame_rl.learner.algorithms.impala import Impala as make  # noqa: N813
+            from flame_rl.learner.algorithms.impala import Impala as made  # noqa: N813
         case "ddpg":
-            from flame_rl.learner.algorithms.ddpg import ddpg as make
+            from flame_rl.learner.algorithms.ddpg import DDPG as made  # noqa: N811
         case "td3":
-            from flame_rl.learner.algorithms.td3 import td3 as make
+            from flame_rl.learner.algorithms.td3 import TD3 as made  # noqa: N811
         case "sac":
-            from flame_rl.learner.algorithms.sac import SAC as make  # noqa: N811
-    return make
+            from flame_rl.learner.algorithms.sac import SAC as made  # noqa: N811
+    return made

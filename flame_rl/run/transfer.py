@@ -48,7 +48,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     """Load the state of a checkpoint that was found at this path, whose replayed episodes are read
     when they are needed. Raises UsageError if it does not fit."""
     if (files := learner.parts.get(REPLAY)) is not None:
-        files.read_from(files_of(path))
+        files.source = files_of(path)
     try:
         learner.load_state_dict(checkpoint.learner)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

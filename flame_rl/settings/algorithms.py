@@ -50,6 +50,7 @@ class AlgorithmSettings:
         overlap: whether the next iteration's episodes are collected during an update.
         shared_torso: whether policy and values share layers.
         layer_norm: whether the layers of action values or critics are normalised.
+        has_log_probs: whether losses see the policy's log-probabilities and entropies.
         title: the name as people write it, by default in capitals: most are abbreviations.
     """
 
@@ -59,6 +60,7 @@ class AlgorithmSettings:
     overlap: ClassVar[bool] = False
     shared_torso: ClassVar[bool] = False
     layer_norm: ClassVar[bool] = False
+    has_log_probs: ClassVar[bool] = False
 
     learning_rate: Positive = 1e-3
     """Step size of Adam; of the policy's, where values learn with a step size of their own."""
@@ -88,6 +90,8 @@ class Cloning:
 @dataclass(frozen=True)
 class PolicyGradient:
     """A stochastic policy that follows the policy gradient, and a network of state values."""
+
+    has_log_probs: ClassVar[bool] = True
 
     learning_rate: Positive = 7e-4
 
@@ -536,6 +540,11 @@ class BCSettings(Cloning, AlgorithmSettings):
 
     initial_log_std: LogStd = -0.5
     initial_std: SquashedStd = 1.0
+
+    @property
+    def has_log_probs(self) -> bool:
+        """Whether the policy is the one of reinforce, a2c and ppo."""
+        return self.policy == "gaussian"
 
 
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl import Trainer
+from flame_rl.learner.algorithms.bc import Imitation
 from flame_rl.learner.algorithms.pqn import PQN
-from flame_rl.learner.demonstrations.cloning import Imitation
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.update import OffPolicy
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm

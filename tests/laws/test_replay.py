@@ -227,7 +227,7 @@ FAILURES = {
 def test_an_update_that_fails_leaves_nothing_behind(algorithm, wholes, tmp_path, monkeypatch):
     whole = digests(wholes(algorithm))
     with Trainer(config_of(algorithm)) as trainer:
-        trainer.replay.keep_in(tmp_path / "replay")
+        trainer.replay.folder = tmp_path / "replay"
         for iteration in range(ITERATIONS):
             replay = trainer.learner.algorithm.replay
             before, kept = copy.deepcopy(trainer.learner.state_dict()), all_of(replay.store)

@@ -469,7 +469,7 @@ def test_steps_at_once_are_those_one_after_another(double):
     for divided in ([samples], [{n: c[k : k + 1] for n, c in samples.items()} for k in range(5)]):
         learner = make_learner(spec_of(3, 2, False), algorithm="dqn", **options)
         inner = learner.algorithm.inner
-        assert type(inner._q.online.network) is CompiledNetwork
+        assert type(inner.online.network) is CompiledNetwork
         results.append([n for part in divided for n in inner.steps(part, rng, 1.0)])
     for one, other in zip(*results, strict=True):
         for name, array in one.items():

@@ -13,13 +13,9 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
-from flame_rl.learner.on_policy.returns import (
-    generalized_advantages,
-    standardize,
-    td_errors,
-    trust,
-)
+from flame_rl.learner.on_policy.returns import standardize, trust
 from flame_rl.learner.training.autograd import torch_loss
+from flame_rl.learner.training.frames import step_rows
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 
@@ -237,9 +233,10 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
                 delta = min(1.0, ratio[t]) * (r[t] + discount * v[t + 1] - v[t])
                 total += discount ** (t - s) * product * delta
             expected.append(total)
-    weights = np.minimum(ratios, 1.0)
-    errors = td_errors(rewards, values, lengths, terminated, discount)
-    common = errors, lengths, discount * gae_lambda
-    np.testing.assert_allclose(generalized_advantages(*common, weights), expected, atol=1e-9)
-    ones = generalized_advantages(*common, np.ones_like(weights))
-    np.testing.assert_array_equal(ones, generalized_advantages(*common))
+    plain = Batch({"rewards": rewards}, step_rows(lengths), lengths, terminated)
+    found, ones, without = (
+        replace(plain, ratios=each).advantages(values, discount, gae_lambda)
+        for each in (ratios, np.ones_like(ratios), None)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_array_equal(ones, without)

@@ -9,13 +9,9 @@ An update trains the policy for one epoch over its batch, the value network for 
 
 import numpy as np
 
+from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.losses import (
-    explained_variance,
-    policy_gradient_loss,
-    policy_metrics,
-)
 from flame_rl.learner.on_policy.returns import standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import A2CSettings
@@ -43,9 +39,9 @@ def a2c(
     epoch = shuffle(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)
-    loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.own_loss or losses.policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers = networks.descend(epoch, loss, step)
-    explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(numbers, step) | explained
+    explained = losses.explained_variance(targets - advantages, targets)
+    return losses.policy_metrics(numbers, step) | explained

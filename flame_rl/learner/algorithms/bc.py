@@ -4,23 +4,100 @@ Autonomous Navigation"): supervised learning of what was demonstrated.
     minimise  mean_t [ -log pi(a_t | s_t) ]              a policy with probabilities
     minimise  mean_t [ |a_t - mu(s_t)|^2 / 2 ]           a deterministic policy mu
 
-An update makes several epochs over all demonstrations.
+An update makes several epochs over all demonstrations. In a run of bc every update does; with
+reinforce, a2c and ppo the first one, see `OnPolicyAlgorithm`.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
+from gymnasium import spaces
+from torch import nn
 
+from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import PolicyTraining, shuffle
-from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.batch import Batch, make_batch
+from flame_rl.learner.own_model import model_of
+from flame_rl.learner.state import Metrics, Stateful, learning_rate_factor
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, Samples
+from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.modules.networks import PolicyNetwork
+from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.algorithms import Cloning
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+
+if TYPE_CHECKING:
+    from flame_rl.learner.demonstrations.files import Demonstrations
 
 # Actions nearer to a bound than this count as so near: at the bound, tanh has no inverse.
 _NEAREST = 1e-6
+
+
+class Imitation(Algorithm):
+    """Behaviour cloning alone: the iteration's episodes only say how good the policy was before."""
+
+    metrics = ("loss", "gradient_norm", "policy_steps")
+
+    def __init__(
+        self, config: TrainConfig, spec: EnvironmentSpec, demonstrations: Demonstrations | None
+    ) -> None:
+        """Make a new policy. Raises UsageError without demonstrations, and as `make_policy`."""
+        if demonstrations is None:
+            raise UsageError(
+                f"--demonstrations: {config.algorithm_name} learns from nothing else; name an .npz "
+                "file (main.py evaluate RUN --record FILE.npz), a run with replay, or a Minari "
+                "dataset"
+            )
+        trained = in_training(make_policy(config, spec))
+        self.config, self._training = config, PolicyTraining(trained, trained.adam)
+        self.demonstrations = demonstrations
+
+    @property
+    def parts(self) -> dict[str, Stateful | nn.Module]:
+        return self._training.parts
+
+    def snapshot(self) -> PolicySnapshot:
+        return self._training.policy.module.snapshot()
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> Metrics:
+        """Learn from the demonstrations; see `Algorithm.update`."""
+        training = self._training
+        batch = make_batch(self.demonstrations.episodes, training.remembers, training.frames)
+        # Where observations are normalised, by the statistics of the demonstrations.
+        if normalizers := normalizers_of(training.policy.module):
+            moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
+            moments.update(batch.observations, outliers=False)
+            moments.set_in(normalizers)
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
+        return bc(training, training.prepare(batch), self.config, decay, generator)
+
+
+def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
+    """A new policy of the kind that --policy names; for choices there is only one. Raises
+    UsageError where actions have none of that kind."""
+    settings, model = config.algorithm, model_of(config)
+    kinds = {"squashed": model.squashed_policy, "deterministic": model.deterministic_policy}
+    if settings.policy not in kinds:
+        return model.policy(spec, config)
+    if not isinstance(spec.action_space, spaces.Box):
+        raise UsageError(
+            f"--policy: {settings.policy} is for real-valued actions, a Box, and {spec.env_id} has "
+            f"{spec.action_space}; leave the flag out"
+        )
+    policy = kinds[settings.policy](spec, config)
+    # Those of sac, ddpg and td3 are normalised elsewhere.
+    _, policy.normalizer = model.preprocessing(spec, config, settings.normalize_observations)
+    return policy
 
 
 def bc(

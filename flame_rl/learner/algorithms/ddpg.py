@@ -8,15 +8,24 @@ Q' and mu' are target networks, which follow slowly; noise explores, independent
 or by an Ornstein-Uhlenbeck process. TD3 came later, and this is TD3 without what it added.
 """
 
-from flame_rl.learner.algorithms.td3 import TD3, Variant
-from flame_rl.learner.training.trained import Trainable
+import numpy as np
+
+from flame_rl.learner.algorithms.td3 import TD3
 from flame_rl.settings.algorithms import DDPGSettings
-from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import EnvironmentSpec
 
 
-def ddpg(config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> TD3:
-    """The algorithm with new networks: TD3 with one critic, no delay and no smoothing."""
-    settings: DDPGSettings = config.algorithm
-    theta = settings.noise_theta if settings.noise_process == "ornstein-uhlenbeck" else 1.0
-    return TD3(config, spec, trainable, Variant(1, 1, smoothing=None, theta=theta))
+class DDPG(TD3):
+    """TD3 with one critic, no delay and no smoothing."""
+
+    critics = policy_delay = 1
+
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """As TD3's; after the warm-up, perhaps the noise keeps most of the step before."""
+        settings: DDPGSettings = self._settings
+        numbers = super().exploration(env_steps)
+        if settings.noise_process == "ornstein-uhlenbeck" and env_steps >= settings.warm_up_steps:
+            numbers["theta"] = settings.noise_theta
+        return numbers
+
+    def smoothed(self, actions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return actions

@@ -14,30 +14,23 @@ import numpy as np
 from numpy.random import Generator
 
 from flame_rl.learner.off_policy import values
-from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import Trainable
 from flame_rl.modules.networks import Returns, dueling
 from flame_rl.settings.algorithms import DQNSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
 
 
-class DQN(GradientStep):
-    """See `GradientStep`; the formulas are in flame_rl/learner/off_policy/values.py.
+class DQN(values.ActionValues):
+    """See `ActionValues`; the formulas are in flame_rl/learner/off_policy/values.py.
 
     B is the number of samples, A of actions, Z of atoms or quantiles (1 without either).
     """
 
-    actions = "discrete"
-    metrics = ("loss", "value", "td_error")
-
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         settings: DQNSettings = config.algorithm
-        self._settings, self._gamma = settings, config.experiment.gamma
-        self._support = None
+        self.target_period, self._support = settings.target_period, None
         quantiles, loss = 1, values.q_loss
         if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
@@ -52,39 +45,37 @@ class DQN(GradientStep):
         self._mean = np.full(self._atoms, 1 / self._atoms, np.float32)
         if self._support is not None:
             self._mean = self._support
-        self.policy = model_of(config).action_values(spec, config, returns)
-        self._q = values.ActionValues(config, trainable(self.policy), settings.target_period)
-        self.parts = self._q.parts
+        super().__init__(config, spec, returns)
         self._loss = values.dueling_loss(loss, self._atoms) if settings.dueling else loss
 
     def exploration(self, env_steps: int) -> dict[str, float]:
         """Epsilon, and the probability that a step has the noise of the step before."""
-        return {"epsilon": self._q.epsilon(env_steps), "repeat": self._settings.epsilon_repeat}
+        return super().exploration(env_steps) | {"repeat": self.settings.epsilon_repeat}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Transitions of up to `n_step` steps."""
-        return n_step(store, positions, self._settings.n_step, self._gamma)
+        return n_step(store, positions, self.settings.n_step, self.gamma)
 
     def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """See `GradientStep.steps`; all in one call of compiled code where nothing of Rainbow needs
         more than its `q_loss`."""
-        if self._loss is values.q_loss and self._q.compiled:
-            return self._q.steps(samples, self._settings.double, decay)
+        if self._loss is values.q_loss and self.compiled:
+            return self.q_steps(samples, self.settings.double, decay)
         return super().steps(samples, generator, decay)
 
     def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
         """One gradient step; every `target_period` steps the target network follows."""
-        return self._q.step(samples, self.targets(samples), self._loss, decay)
+        return self.learn(samples, self.targets(samples), self._loss, decay)
 
     def targets(self, samples: Samples) -> np.ndarray:
         """Targets for the action that was taken: its value, [B], its quantiles, or the
         probabilities of its atoms, both [B, Z]."""
         following = {"inputs": samples["next_observations"]}
-        returns = self._returns(self._q.target.output(following))
+        returns = self._returns(self.target.output(following))
         selecting = returns
-        if self._settings.double:
+        if self.settings.double:
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
-            (output,) = self._q.online.network.outputs(following)
+            (output,) = self.online.network.outputs(following)
             selecting = self._returns(output)
         best = values.best_actions(selecting @ self._mean, samples)
         chosen = values.of_actions(returns, best)
@@ -92,11 +83,11 @@ class DQN(GradientStep):
         if self._support is not None:
             return values.project(self._support, rewards, discounts, chosen)
         targets = values.td_targets(rewards, discounts, chosen)
-        return targets if self._settings.distribution == "quantiles" else targets[:, 0]
+        return targets if self.settings.distribution == "quantiles" else targets[:, 0]
 
     def _returns(self, output: np.ndarray) -> np.ndarray:
         """The network's output as values, quantiles or probabilities, [B, A, Z]."""
-        if self._settings.dueling:
+        if self.settings.dueling:
             output = dueling(output, self._atoms)
         if self._support is not None:
             return values.softmax(output, self._atoms)

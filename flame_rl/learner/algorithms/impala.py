@@ -20,7 +20,6 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.network import Network, Numbers, Samples
-from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings.algorithms import ImpalaSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import ACTION_MASKS
@@ -38,10 +37,10 @@ class Impala(GradientStep):
     demonstrable = False
     columns = (_LOG_PROBS,)
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         self._settings: ImpalaSettings = config.algorithm
         self._gamma = config.experiment.gamma
-        self._networks = make_actor_critic(config, spec, trainable)
+        self._networks = make_actor_critic(config, spec)
         self.policy, self.parts = self._networks.policy.module, self._networks.parts
 
     def record(self, episodes: Episodes) -> Episodes:
@@ -115,18 +114,12 @@ def v_trace(
     rho: np.ndarray,
     trace_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace on sequences (Espeholt et al. 2018, eq. 1 and section 4.2; remark 2 for lambda).
+    """V-trace on sequences (Espeholt et al. 2018, eq. 1 and section 4.2; remark 2 for lambda):
+    v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L], 0 where the mask is 0.
 
-    Args:
-        samples: "rewards", r_t; "discounts", gamma, or 0 after an end; "mask", 1 for a step, 0
-            beyond the sequence's end; [B, L] each.
-        values, next_values: V(s_t) and V(s_{t+1}), [B, L].
-        rho: min(1, pi / mu), [B, L].
-        trace_lambda: from 0 to 1.
-
-    Returns:
-        v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L], 0 where the mask is 0.
-    """
+    All arguments but lambda are [B, L]: of the samples "rewards", "discounts", gamma, or 0 after an
+    end, and "mask", 1 for a step, 0 beyond the sequence's end; V(s_t) and V(s_{t+1}); and
+    rho_t = min(1, pi / mu)."""
     discounts = samples["discounts"]
     deltas = samples["mask"] * rho * (samples["rewards"] + discounts * next_values - values)
     errors = np.zeros_like(deltas)

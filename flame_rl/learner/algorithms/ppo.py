@@ -13,14 +13,9 @@ from functools import cache
 
 import numpy as np
 
+from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.losses import (
-    POLICY_NUMBERS,
-    explained_variance,
-    policy_metrics,
-    policy_numbers,
-)
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import CompiledLoss, Loss, LossResult, Samples
@@ -48,7 +43,7 @@ def ppo(
             advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
             targets = advantages + values[batch.rows]
         if epoch == 0:
-            explained = explained_variance(targets - advantages, targets)  # of V(s_t)
+            explained = losses.explained_variance(targets - advantages, targets)  # of V(s_t)
             networks.statistics.add_returns(targets)
 
         columns = networks.columns(batch, targets)
@@ -62,7 +57,7 @@ def ppo(
         # A policy that has moved far enough stops; values of their own learn on.
         if exceeded and networks.shared:
             break
-    return policy_metrics(numbers, step) | explained
+    return losses.policy_metrics(numbers, step) | explained
 
 
 @cache
@@ -84,6 +79,6 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         total = -np.minimum(plain, clipped) - c * entropies
         # d ratio / d log_prob is the ratio; where the clipped term is smaller, it is constant.
         gradients = np.where(plain <= clipped, -plain, 0.0), -c
-        return policy_numbers(total, samples, log_probs, entropies), gradients
+        return losses.policy_numbers(total, samples, log_probs, entropies), gradients
 
-    return CompiledLoss(loss, "clipped", POLICY_NUMBERS, clip_range, c)
+    return CompiledLoss(loss, "clipped", losses.POLICY_NUMBERS, clip_range, c)

@@ -9,8 +9,6 @@ iteration's episodes, and computes the returns anew before each. Layer normalisa
 values finite in place of a target network.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from torch import nn
 
@@ -34,29 +32,33 @@ from flame_rl.wire.masks import ACTION_MASKS, masked
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 
-@dataclass(frozen=True)
 class PQN(Algorithm):
-    """See `Algorithm`. N is the number of steps in a batch, E of episodes, A of actions.
-
-    Attributes:
-        config: its `algorithm` has `PQNSettings`.
-        training: Q, whose output is [N, A], in training.
-        env_steps: counts those of the run so far, for epsilon.
-    """
-
-    config: TrainConfig
-    training: PolicyTraining
-    env_steps: Counter = field(default_factory=Counter)
+    """See `Algorithm`. N is the number of steps in a batch, E of episodes, A of actions."""
 
     metrics = ("loss", "gradient_norm", "value", "td_error", "policy_steps")
 
+    def __init__(
+        self, config: TrainConfig, spec: EnvironmentSpec, demonstrations: object | None
+    ) -> None:
+        """Make a new network. Raises UsageError for actions that are no single choice, and for
+        demonstrations."""
+        refuse_other_actions("discrete", spec)
+        if demonstrations is not None:
+            raise UsageError(
+                "--demonstrations: pqn learns from what its latest policy has done; choose dqn, "
+                "which replays demonstrations, too"
+            )
+        trained = in_training(model_of(config).action_values(spec, config))  # output [N, A]
+        self.config, self._training = config, PolicyTraining(trained, trained.adam)
+        self._env_steps = Counter()  # of the run so far, for epsilon
+
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        return self.training.parts | {"env_steps": self.env_steps}
+        return self._training.parts | {"env_steps": self._env_steps}
 
     def snapshot(self) -> PolicySnapshot:
-        epsilon = self.config.algorithm.epsilon(self.env_steps.count)
-        return with_exploration(self.training.policy.module.snapshot(), {"epsilon": epsilon})
+        epsilon = self.config.algorithm.epsilon(self._env_steps.count)
+        return with_exploration(self._training.policy.module.snapshot(), {"epsilon": epsilon})
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -64,8 +66,8 @@ class PQN(Algorithm):
         """Some epochs over the episodes; see `Algorithm.update`."""
         settings: PQNSettings = self.config.algorithm
         refuse_missing_masks(episodes)
-        self.env_steps.count += episodes.steps
-        training = self.training
+        self._env_steps.count += episodes.steps
+        training = self._training
         batch = training.prepare(make_batch(episodes, training.remembers, training.frames))
         rate = settings.learning_rate * learning_rate_factor(settings.learning_rate_decay, progress)
         step = StepConfig(rate, settings.max_grad_norm)
@@ -82,26 +84,13 @@ class PQN(Algorithm):
         samples = {"inputs": batch.policy_inputs}
         if batch.time is not None:
             samples["time"] = time_steps(batch.lengths + 1)
-        (q,) = outputs(self.training.policy.network, samples)
+        (q,) = outputs(self._training.policy.network, samples)
         # Of what masks allow; after an end, where they may allow nothing, no value counts.
         columns = {name: batch.columns[name] for name in (ACTION_MASKS,) if name in batch.columns}
         best = masked(q, columns, -np.inf).max(axis=1).astype(np.float64)
         gamma, decay = self.config.experiment.gamma, self.config.algorithm.q_lambda
         # G_t - V_t = delta_t + gamma lambda (G_{t+1} - V_{t+1}), with V = max_a Q.
         return best[batch.rows] + batch.advantages(best, gamma, decay)
-
-
-def pqn(config: TrainConfig, spec: EnvironmentSpec, demonstrations: object | None) -> PQN:
-    """The algorithm with a new network. Raises UsageError for actions that are no single choice,
-    and for demonstrations."""
-    refuse_other_actions("discrete", spec)
-    if demonstrations is not None:
-        raise UsageError(
-            "--demonstrations: pqn learns from what its latest policy has done; choose dqn, which "
-            "replays demonstrations, too"
-        )
-    trained = in_training(model_of(config).action_values(spec, config))
-    return PQN(config, PolicyTraining(trained, trained.adam))
 
 
 def squared_error(samples: Samples, q: np.ndarray) -> LossResult:

@@ -12,44 +12,30 @@ Without the paper's priorities, n-step returns and rescaled values.
 import numpy as np
 
 from flame_rl.learner.off_policy import values
-from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
-from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Numbers, Samples
-from flame_rl.learner.training.trained import Trainable
-from flame_rl.settings.algorithms import R2D2Settings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 
 
-class R2D2(GradientStep):
-    """See `GradientStep`. B is the number of sequences, L that of steps in each."""
+class R2D2(values.ActionValues):
+    """See `ActionValues`. B is the number of sequences, L that of steps in each."""
 
-    actions = "discrete"
     remembers = True
-    metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         """Raises UsageError for a network without a memory."""
         if config.experiment.memory == "none":
             raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
-        self._settings: R2D2Settings = config.algorithm
-        self._gamma = config.experiment.gamma
-        self.policy = model_of(config).action_values(spec, config)
-        self._q = values.ActionValues(config, trainable(self.policy))
-        self.parts = self._q.parts
-
-    def exploration(self, env_steps: int) -> dict[str, float]:
-        """Epsilon."""
-        return {"epsilon": self._q.epsilon(env_steps)}
+        super().__init__(config, spec)
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The sequences in which these steps are learned from, and "learned", 1 for a step that is
         learned from, [B, L]."""
-        burn_in = self._settings.burn_in
-        length = burn_in + self._settings.sequence_length
-        samples = sequences(store, positions, length, burn_in, self._gamma)
+        burn_in = self.settings.burn_in
+        length = burn_in + self.settings.sequence_length
+        samples = sequences(store, positions, length, burn_in, self.gamma)
         begins = store.times(samples["starts"]) == 0
         burnt_in = np.arange(length) >= burn_in
         samples["learned"] = samples["mask"] * (begins[:, None] | burnt_in)
@@ -69,9 +55,9 @@ class R2D2(GradientStep):
         burnt_in = np.zeros((count, length + 1), bool)
         burnt_in[:, :-1] = samples["mask"] > learned
         own = {} if not burnt_in.any() else {"burnt_in": burnt_in.ravel()}
-        forward = self._q.online.network.forward(rows | own)
+        forward = self.online.network.forward(rows | own)
         online = forward.outputs[0].reshape(count, length + 1, -1)
-        target = self._q.target.output(rows).reshape(online.shape)
+        target = self.target.output(rows).reshape(online.shape)
 
         # The steps of all sequences, [B * L, ...].
         actions = samples["actions"].ravel()
@@ -91,7 +77,7 @@ class R2D2(GradientStep):
         gradients = np.zeros_like(online)
         factor = np.float32(len(rows["time"]) / len(now))
         gradients[:, :-1] = gradient.reshape(count, length, -1) * factor
-        self._q.descend(forward, (gradients.reshape(forward.outputs[0].shape),), decay)
+        self.descend(forward, (gradients.reshape(forward.outputs[0].shape),), decay)
         return {
             "loss": numbers["loss"],
             "value": share.ravel() * numbers["value"],

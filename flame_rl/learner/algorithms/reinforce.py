@@ -10,13 +10,9 @@ epoch over its batch.
 
 import numpy as np
 
+from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.losses import (
-    explained_variance,
-    policy_gradient_loss,
-    policy_metrics,
-)
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.settings.algorithms import ReinforceSettings
@@ -37,7 +33,7 @@ def reinforce(
         values = networks.values(batch)
         returns = batch.returns(gamma, values[np.cumsum(batch.lengths + 1) - 1])
         baseline = values[batch.rows]
-        explained = explained_variance(baseline, returns)
+        explained = losses.explained_variance(baseline, returns)
         networks.statistics.add_returns(returns)
     else:
         returns = batch.estimated_returns(gamma)
@@ -52,8 +48,8 @@ def reinforce(
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay
         networks.fit_values(batch, returns, settings.value_epochs, value_rate, generator)
-    loss = networks.own_loss or policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.own_loss or losses.policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers = networks.descend(epoch, loss, step)
-    return policy_metrics(numbers, step) | explained
+    return losses.policy_metrics(numbers, step) | explained

@@ -23,9 +23,10 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import Trainable, flat_parameters
+from flame_rl.learner.training.trained import flat_parameters
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -45,15 +46,13 @@ class SAC(GradientStep):
     actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         settings: SACSettings = config.algorithm
         self._settings = settings
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
         self.policy = model_of(config).squashed_policy(spec, config)
-        self._pi = trainable(self.policy)
-        self._critics = critics.CriticEnsemble(
-            config, spec, trainable, count=2, average=settings.average_critics
-        )
+        self._pi = in_training(self.policy)
+        self._critics = critics.CriticEnsemble(config, spec, 2, settings.average_critics)
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = Adam(flat_parameters(temperature))
         self._target_entropy = settings.target_entropy * self._width
@@ -100,7 +99,9 @@ class SAC(GradientStep):
         gradient = backward(-gradients, np.full_like(log_probs, alpha))
         self._pi.descend(forward, (gradient,), rate)
 
-        self._log_alpha.gradient[0] = critics.temperature_gradient(log_probs, self._target_entropy)
+        # Eq. 18, but with log alpha in alpha's place, as in the authors' code: the step does not
+        # shrink with alpha.
+        self._log_alpha.gradient[0] = -float(log_probs.mean()) - self._target_entropy
         self._log_alpha.step(rate)
         self._critics.follow(self._settings.tau)
         return numbers | {

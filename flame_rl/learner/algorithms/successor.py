@@ -14,24 +14,19 @@ from dataclasses import replace
 import numpy as np
 
 from flame_rl.learner.off_policy import values
-from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.own_model import model_of
 from flame_rl.learner.training.network import Loss, LossResult, Numbers, Samples
-from flame_rl.learner.training.trained import Trainable
 from flame_rl.modules.networks import Returns
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 
-class Successor(GradientStep):
-    """See `GradientStep`. B is the number of samples, A that of actions, P that of reward parts."""
+class Successor(values.ActionValues):
+    """See `ActionValues`, whose networks are psi and psi' here. B is the number of samples, A that
+    of actions, P that of reward parts."""
 
-    actions = "discrete"
-    metrics = ("loss", "value", "td_error")
-
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         """Raises UsageError where the reward is no weighted sum of parts."""
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
@@ -39,19 +34,12 @@ class Successor(GradientStep):
             raise UsageError(
                 "--reward-weights: successor learns the return of each part; give a weight for each"
             )
-        self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
-        self.policy = model_of(config).action_values(spec, config, Returns(weights=self._weights))
-        self._psi = values.ActionValues(config, trainable(self.policy))
-        self.parts = self._psi.parts
+        super().__init__(config, spec, Returns(weights=self._weights))
         self._loss = successor_loss(self._weights)
         self.columns = (
             Column("reward_parts", "float32", self._weights.shape, per_observation=False),
         )
-
-    def exploration(self, env_steps: int) -> dict[str, float]:
-        """Epsilon."""
-        return {"epsilon": self._psi.epsilon(env_steps)}
 
     def record(self, episodes: Episodes) -> Episodes:
         """The episodes with their reward parts in float32; without, the reward is the only one."""
@@ -61,15 +49,15 @@ class Successor(GradientStep):
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Single steps."""
-        return n_step(store, positions, 1, self._gamma)
+        return n_step(store, positions, 1, self.gamma)
 
     def step(self, samples: Samples, generator: np.random.Generator, decay: float) -> Numbers:
         """One step down the Huber losses of all reward parts, and one of the target network."""
-        return self._psi.step(samples, self.targets(samples), self._loss, decay)
+        return self.learn(samples, self.targets(samples), self._loss, decay)
 
     def targets(self, samples: Samples) -> np.ndarray:
         """What the successor features should become, [B, P]."""
-        output = self._psi.target.output({"inputs": samples["next_observations"]})
+        output = self.target.output({"inputs": samples["next_observations"]})
         psi = output.reshape(len(output), -1, len(self._weights))
         best = values.best_actions(psi @ self._weights, samples)
         chosen = values.of_actions(psi, best)
@@ -78,17 +66,10 @@ class Successor(GradientStep):
 
 def successor_loss(weights: np.ndarray) -> Loss:
     """The Huber losses of the errors of successor features, summed over the reward parts (Barreto
-    et al. 2017, section 3, with Huber's loss in place of the square).
+    et al. 2017, section 3, with Huber's loss in place of the square), whose weights are [P].
 
     The loss's samples have "targets", [B, P]; its output is the features of each action,
-    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
-
-    Args:
-        weights: of the reward parts, [P].
-
-    Raises:
-        ValueError: in the loss, shapes that do not fit.
-    """
+    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error."""
 
     def loss(samples: Samples, outputs: np.ndarray) -> LossResult:
         targets, chosen = values.distributions(samples, outputs, len(weights))

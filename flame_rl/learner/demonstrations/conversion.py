@@ -45,10 +45,10 @@ def episodes_of(arrays: _Arrays, spec: EnvironmentSpec, parts: int = 0) -> Episo
             f"{min(unknown):.40}: no array of demonstrations, which have "
             f"{', '.join(sorted(known)):.200}; leave it out"
         )
-    rewards = _numbers(arrays, "rewards", None, *spec.reward_shape)
-    steps = len(rewards)
+    steps = len(_numbers(arrays, "rewards"))
     if not steps:
         raise UsageError("rewards: no step; record at least one episode")
+    rewards = _numbers(arrays, "rewards", steps, *spec.reward_shape)
     lengths, terminated = _ends(arrays, steps)
     rows = steps + len(lengths)
     found: _Arrays = _observations(arrays, spec.observation_space, rows)
@@ -166,8 +166,8 @@ def _ends(arrays: _Arrays, steps: int) -> tuple[np.ndarray, np.ndarray]:
         ends = ends | _flags(arrays, "truncations", steps)
     last = np.flatnonzero(ends)
     if "lengths" in arrays:
-        lengths = _numbers(arrays, "lengths", None)
-        counts = lengths.dtype.kind in "iu" and lengths.size > 0
+        lengths = _numbers(arrays, "lengths")
+        counts = lengths.dtype.kind in "iu" and lengths.ndim == 1 and lengths.size > 0
         # Each first, because a sum of large ones wraps around.
         if not counts or lengths.min() < 1 or lengths.max() > steps or lengths.sum() != steps:
             raise UsageError(f"lengths: not the numbers of steps of episodes; they sum to {steps}")
@@ -194,17 +194,15 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
         )
 
 
-def _numbers(arrays: _Arrays, name: str, *shape: int | None) -> np.ndarray:
-    """The array of that name, of finite numbers that float32 holds, and where it is given of that
-    shape, which may begin with None for any number."""
+def _numbers(arrays: _Arrays, name: str, *shape: int) -> np.ndarray:
+    """The array of that name, of finite numbers that float32 holds, and of that shape, if any."""
     if name not in arrays:
         raise UsageError(f"{name}: missing; docs/demonstrations.md says what a file has")
     array = np.asarray(arrays[name])
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise UsageError(f"{name}: {array.dtype} {array.shape}, and numbers are expected")
-    if shape and array.shape != (array.shape[: shape[0] is None] + shape[shape[0] is None :]):
-        sizes = ", ".join("N" if size is None else str(size) for size in shape)
-        raise UsageError(f"{name}: shape {array.shape}, and ({sizes}) is expected")
+    if shape and array.shape != shape:
+        raise UsageError(f"{name}: shape {array.shape}, and {shape} is expected")
     with np.errstate(over="ignore"):
         finite = np.isfinite(array.astype(np.float32)) if array.dtype.kind == "f" else np.True_
     if not finite.all():

@@ -1,5 +1,5 @@
 """Continuous actions: one or two critics with their target networks, and the squashed Gaussian
-policy of soft actor-critic with its temperature.
+policy of soft actor-critic.
 
 With two critics, the value is the smaller of the two, because the policy exploits a single critic's
 errors (Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
@@ -20,9 +20,10 @@ from torch import nn
 
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import TargetNetwork, Trainable, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -33,25 +34,10 @@ class CriticEnsemble:
     """The networks of Q(s, a), in training, each with its Adam and its target network Q'."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        spec: EnvironmentSpec,
-        trainable: Trainable,
-        count: int,
-        average: bool = False,
+        self, config: TrainConfig, spec: EnvironmentSpec, count: int, average: bool = False
     ) -> None:
-        """Make critics with new weights.
-
-        Args:
-            config: its `algorithm` has `Critics` settings.
-            spec: of the environment.
-            trainable: see `GradientStep`.
-            count: the number of critics, 1 or 2.
-            average: whether the value is the mean of two critics, and not the smaller one.
-
-        Raises:
-            UsageError: stacked frames.
-        """
+        """Make 1 or 2 new critics; the value is the smaller one of both, or their mean. The
+        algorithm has `Critics` settings. Raises UsageError for stacked frames."""
         frames = config.experiment.frame_stack
         if frames > 1:
             raise UsageError(
@@ -62,7 +48,7 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        self._critics = [trainable(model_of(config).critic(spec, config)) for _ in range(count)]
+        self._critics = [in_training(model_of(config).critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property
@@ -94,17 +80,12 @@ class CriticEnsemble:
         decay: float,
         bonus: np.ndarray | float = 0.0,
     ) -> Numbers:
-        """One gradient step of each critic: Q(s, a) -> r + bonus + discount * next value.
+        """One gradient step of each critic: Q(s, a) -> scale * r + bonus + discount * next value,
+        given the values of the next states and the bonus, float32 [B] each, and the factor of the
+        learning rate, `decay`.
 
-        Args:
-            samples: a minibatch; its rewards are multiplied by the reward scale.
-            next_values: values of the next states, float32 [B]; "discounts" are 0 after an end.
-            decay: factor of the learning rate.
-            bonus: beside the rewards, and not scaled, float32 [B].
-
-        Returns:
-            "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
-            absolute error, mean over the critics.
+        Returns "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B],
+        the absolute error, mean over the critics.
         """
         rewards = self._reward_scale * samples["rewards"] + bonus
         targets = rewards + samples["discounts"] * next_values
@@ -126,16 +107,8 @@ class CriticEnsemble:
     def action_gradients(
         self, observations: np.ndarray, actions: np.ndarray, first: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values, and their derivatives with respect to the actions.
-
-        Args:
-            observations: float32 [B, D].
-            actions: float32 [B, A].
-            first: whether to use the first critic alone.
-
-        Returns:
-            Q(s, a), float32 [B]; dQ/da, float32 [B, A].
-        """
+        """Q(s, a), float32 [B], and dQ/da, float32 [B, A], by all critics or the `first` alone, of
+        observations, float32 [B, D], and actions, float32 [B, A]."""
         inputs = _inputs(observations, actions)
         critics = self._critics[:1] if first else self._critics
         passes = run_parallel([partial(critic.network.forward, inputs) for critic in critics])
@@ -177,15 +150,10 @@ def squashed_gaussian(
     With a = tanh(u): da / du = 1 - a^2, d log p / du = 2 a, and besides u's part
     d log p / d log std = -1; du / d mean = 1, du / d log std = std * noise.
 
-    Args:
-        output: a policy's, float32 or float64 [B, 2A]: the means, then the logarithms of the
-            standard deviations, which are clipped to `LOG_STD_RANGE`; where they are, their
-            gradient is 0.
-        noise: standard normal, [B, A].
-
-    Returns:
-        Actions in [-1, 1], [B, A]; their log-probabilities, [B]; and the backward pass, see
-        `Backward`. All are of the output's type.
+    A policy's output, float32 or float64 [B, 2A], is the means, then the logarithms of the standard
+    deviations, which are clipped to `LOG_STD_RANGE`; where they are, their gradient is 0. The noise
+    is standard normal, [B, A]. Returns actions in [-1, 1], [B, A], their log-probabilities, [B],
+    and the backward pass, see `Backward`, all of the output's type.
     """
     width = noise.shape[1]
     mean, raw_log_std = output[:, :width], output[:, width:]
@@ -208,12 +176,3 @@ def squashed_gaussian(
         return gradient
 
     return actions, log_probs, backward
-
-
-def temperature_gradient(log_probs: np.ndarray, target_entropy: float) -> float:
-    """The gradient for log alpha of the loss mean -log alpha * (log pi(a | s) + target entropy),
-    which raises the temperature alpha while the policy's entropy is below its target, in nats,
-    usually -A (Haarnoja et al. 2018, eq. 18, but with log alpha in alpha's place, as in the
-    authors' code: the step does not shrink with alpha). `log_probs`, [B], are of actions by the
-    current policy."""
-    return -float(log_probs.mean()) - target_entropy

@@ -17,8 +17,7 @@ from flame_rl.wire.messages import Column, Episodes
 
 class GradientStep(Protocol):
     """An algorithm's networks, and its gradient step. An algorithm inherits this and overrides what
-    differs. Its constructor takes the settings, the environment's description, and a `Trainable`,
-    which puts a module of model.py in training.
+    differs. Its constructor takes the settings and the environment's description.
 
     Attributes:
         policy: the network that acts; a module as in model.py.
@@ -51,17 +50,10 @@ class GradientStep(Protocol):
         """The samples of the stored steps at these positions; see replay/views.py."""
 
     def step(self, samples: Samples, generator: Generator, decay: float) -> Numbers:
-        """Take one gradient step.
-
-        Args:
-            samples: B samples, as `view` returns them; with "weights", float32 [B], where they were
-                not drawn uniformly.
-            generator: for random numbers of the step itself.
-            decay: factor of the learning rates.
-
-        Returns:
-            Numbers of this step by name, of any shape; and "td_error", [B], absolute.
-        """
+        """Take one gradient step on B samples, as `view` returns them; with "weights", float32 [B],
+        where they were not drawn uniformly. `generator` is for random numbers of the step itself,
+        `decay` the factor of the learning rates. Returns numbers by name, of any shape, among them
+        "td_error", [B], absolute."""
 
     def steps(self, samples: Samples, generator: Generator, decay: float) -> Iterator[Numbers]:
         """`step` on K minibatches, [K, B, ...], one after another."""

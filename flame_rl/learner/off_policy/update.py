@@ -6,7 +6,7 @@ due, each on a minibatch drawn from it.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -21,10 +21,8 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
 from flame_rl.learner.off_policy.replay.hindsight import make_hindsight
 from flame_rl.learner.off_policy.replay.minibatches import Minibatches, NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.network import Numbers
-from flame_rl.learner.training.trained import Trainable
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -32,28 +30,66 @@ from flame_rl.wire.inputs import observation_inputs, step_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 
-@dataclass(frozen=True)
 class OffPolicy(Algorithm):
     """An algorithm that learns from replayed experience.
 
     Attributes:
-        config: its `algorithm` has `Replay` settings.
+        config: the run's settings.
         inner: the algorithm itself.
         replay: the stored episodes.
         observations: normalises them; None: `inner` gets them as they are.
-        beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
-            end. Without priorities it has no effect.
         minibatches: where the samples of gradient steps come from.
         steps: counts the gradient steps that were taken.
     """
 
-    config: TrainConfig
-    inner: GradientStep
-    replay: ReplayMemory
-    observations: NormalizedObservations | None
-    beta: float
-    minibatches: Minibatches
-    steps: state.Counter = field(default_factory=state.Counter)
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        make: Callable[[TrainConfig, EnvironmentSpec], GradientStep],
+        demonstrations: Demonstrations | None = None,
+    ) -> None:
+        """The algorithm that `make` makes with new networks; its settings are `Replay`. Raises
+        UsageError: it is not for these actions, not for networks with a memory, or not for
+        demonstrations; hindsight is not for this environment; the replay memory does not fit into
+        this machine's, or an episode up to its time limit does not fit into the replay memory."""
+        self.inner, settings = make(config, spec), config.algorithm
+        self.config, self.steps = config, state.Counter()
+        refuse_other_actions(self.inner.actions, spec)
+        if not self.inner.remembers and config.experiment.memory != "none":
+            raise UsageError(
+                f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and "
+                f"bc, and {config.algorithm_name} does not remember; leave the flag out, or choose "
+                "one of these"
+            )
+        if demonstrations is not None and not self.inner.demonstrable:
+            raise UsageError(
+                f"--demonstrations: {config.algorithm_name} weights actions by the probability "
+                "with which they were taken, which demonstrations do not say; choose ppo, dqn or "
+                "sac"
+            )
+        # Without a limit of their own, episodes may well be shorter.
+        limit = None if spec.limited_by_default else spec.time_limit
+        refuse_longer_episodes(limit or 0, settings.capacity)
+        alpha, self._beta = None, 1.0  # without priorities, beta has no effect
+        if isinstance(settings, algorithms.Prioritized) and settings.prioritized:
+            alpha, self._beta = settings.priority_alpha, settings.priority_beta
+        columns, frames = (*step_columns(spec), *self.inner.columns), config.experiment.frame_stack
+        self.replay = ReplayMemory(spec, columns, settings.capacity, alpha, frames)
+        self.observations = None
+        if isinstance(settings, algorithms.Critics) and settings.normalize_observations:
+            space = spec.observation_space
+            # Bytes are not normalised.
+            if any(each.space is None for each in observation_inputs(space)):
+                self.observations = NormalizedObservations(space)
+        hindsight = None
+        if isinstance(settings, algorithms.Hindsight) and settings.hindsight != "none":
+            hindsight = make_hindsight(config, spec)
+        size, share = settings.batch_size, settings.demonstration_share
+        self.demonstrations = demonstrations
+        self.minibatches = Minibatches(
+            self.replay, self.inner, size, hindsight, demonstrations, share
+        )
 
     @property
     def parts(self) -> dict[str, state.Stateful | nn.Module]:
@@ -69,10 +105,6 @@ class OffPolicy(Algorithm):
         warm_up, hindsight = self.config.algorithm.warm_up_steps, self.minibatches.hindsight
         replay = f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
         return (replay if hindsight is None else f"{replay}\n{hindsight.notice}",)
-
-    @property
-    def demonstrations(self) -> Demonstrations | None:
-        return self.minibatches.demonstrations
 
     def snapshot(self) -> PolicySnapshot:
         exploration = self.inner.exploration(self.replay.env_steps)
@@ -97,7 +129,7 @@ class OffPolicy(Algorithm):
         replay.add(recorded(self.inner, episodes))
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
-        beta = self.beta + (1 - self.beta) * min(1.0, progress)
+        beta = self._beta + (1 - self._beta) * min(1.0, progress)
         decay = state.learning_rate_factor(settings.learning_rate_decay, progress)
         due = gradient_steps_due(settings, replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
@@ -129,49 +161,6 @@ class OffPolicy(Algorithm):
                 self.replay.prioritize(own, numbers["td_error"][: len(own)])
                 yield numbers
             number -= count
-
-
-def off_policy(
-    config: TrainConfig,
-    spec: EnvironmentSpec,
-    make: Callable[[TrainConfig, EnvironmentSpec, Trainable], GradientStep],
-    demonstrations: Demonstrations | None = None,
-) -> OffPolicy:
-    """The algorithm that `make` makes with new networks, over a replay memory. Raises UsageError:
-    the algorithm is not for these actions, not for networks with a memory, or not for
-    demonstrations; hindsight is not for this environment; the replay memory does not fit into this
-    machine's, or an episode that reaches its time limit does not fit into the replay memory."""
-    inner, settings = make(config, spec, in_training), config.algorithm
-    refuse_other_actions(inner.actions, spec)
-    if not inner.remembers and config.experiment.memory != "none":
-        raise UsageError(
-            f"--memory: {config.experiment.memory} is for reinforce, a2c, ppo, pqn, r2d2 and bc, "
-            f"and {config.algorithm_name} does not remember; leave the flag out, or choose one of "
-            "these"
-        )
-    if demonstrations is not None and not inner.demonstrable:
-        raise UsageError(
-            f"--demonstrations: {config.algorithm_name} weights actions by the probability with "
-            "which they were taken, which demonstrations do not say; choose ppo, dqn or sac"
-        )
-    # Without a limit of their own, episodes may well be shorter.
-    limit = None if spec.limited_by_default else spec.time_limit
-    refuse_longer_episodes(limit or 0, settings.capacity)
-    alpha, beta = None, 1.0
-    if isinstance(settings, algorithms.Prioritized) and settings.prioritized:
-        alpha, beta = settings.priority_alpha, settings.priority_beta
-    columns = (*step_columns(spec), *inner.columns)
-    replay = ReplayMemory(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
-    observations = None
-    if isinstance(settings, algorithms.Critics) and settings.normalize_observations:
-        space = spec.observation_space
-        # Bytes are not normalised.
-        if any(each.space is None for each in observation_inputs(space)):
-            observations = NormalizedObservations(space)
-    hindsight = make_hindsight(config, spec) if isinstance(settings, algorithms.Hindsight) else None
-    size, share = settings.batch_size, settings.demonstration_share
-    minibatches = Minibatches(replay, inner, size, hindsight, demonstrations, share)
-    return OffPolicy(config, inner, replay, observations, beta, minibatches)
 
 
 def gradient_steps_due(settings: algorithms.Replay, env_steps: int, taken: int) -> int:

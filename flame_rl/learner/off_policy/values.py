@@ -17,56 +17,64 @@ Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018
 from collections.abc import Iterator
 
 import numpy as np
-from torch import nn
 
 from flame_rl.learner.compiled.library import Target, address
 from flame_rl.learner.compiled.network import CompiledNetwork
-from flame_rl.learner.state import Stateful
+from flame_rl.learner.off_policy.gradient_step import GradientStep
+from flame_rl.learner.own_model import model_of
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, LossResult, Numbers, Pass, Samples
-from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
-from flame_rl.modules.networks import dueling
+from flame_rl.learner.training.trained import TargetNetwork
+from flame_rl.modules.networks import Returns, dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import masked
+from flame_rl.wire.messages import EnvironmentSpec
 
 # Pairs of quantiles that are computed at once: the C library keeps the memory of arrays of this
 # size, and larger ones take several times as long.
 _PAIRS = 60_000
 
 
-class ActionValues:
-    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015, "Human-Level
-    Control through Deep Reinforcement Learning"). `online`: Q, in training. `target`: Q'."""
+class ActionValues(GradientStep):
+    """What algorithms with values Q of discrete actions share; see `GradientStep`.
 
-    def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
-        """Q in training, whose output is [B, A] or more numbers for each action. The algorithm has
-        `EpsilonGreedy` settings; the target network moves every `target_period` gradient steps."""
-        self._settings = config.algorithm
-        self._target_period = target_period
-        self.online, self.target = online, TargetNetwork(online)
+    Attributes:
+        settings, gamma: of the run.
+        online: Q, in training. Its output is [B, A], or more numbers for each action.
+        target: the target network Q' (Mnih et al. 2015, "Human-Level Control through Deep
+            Reinforcement Learning").
+        target_period: gradient steps for each move of the target network.
+    """
 
-    @property
-    def parts(self) -> dict[str, Stateful | nn.Module]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self.online.module,
+    actions = "discrete"
+    metrics = ("loss", "value", "td_error")
+    target_period = 1
+
+    def __init__(
+        self, config: TrainConfig, spec: EnvironmentSpec, returns: Returns | None = None
+    ) -> None:
+        """Make new networks. The algorithm has `EpsilonGreedy` settings; `returns` says what Q
+        predicts of the return, None: its mean."""
+        self.settings, self.gamma = config.algorithm, config.experiment.gamma
+        make = model_of(config).action_values
+        self.policy = make(spec, config) if returns is None else make(spec, config, returns)
+        self.online = in_training(self.policy)
+        self.target = TargetNetwork(self.online)
+        self.parts = {
+            "policy": self.policy,
             "policy_adam": self.online.adam,
             "target": self.target.module,
         }
 
-    def epsilon(self, env_steps: int) -> float:
-        """The probability of a random action after `env_steps` env steps of the run."""
-        return self._settings.epsilon(env_steps)
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """Epsilon."""
+        return {"epsilon": self.settings.epsilon(env_steps)}
 
-    def step(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
-        """One gradient step, Q(s, a) -> target; then the target network follows.
-
-        Args:
-            samples: "observations", "actions" and what else the loss needs, [B, ...].
-            targets: what the loss gets as "targets", [B] or [B, ...].
-            loss: of Q's output for the observations; its numbers, [B] each, are returned.
-            decay: factor of the learning rate.
-        """
+    def learn(self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float) -> Numbers:
+        """One gradient step, Q(s, a) -> target, by a loss of Q's output for the "observations",
+        [B, ...], which gets the targets, [B] or [B, ...], as "targets"; then the target network
+        follows. `decay`: factor of the learning rate. Returns the loss's numbers, [B] each."""
         forward = self.online.network.forward({"inputs": samples["observations"]})
         numbers, gradients = loss(samples | {"targets": targets}, *forward.outputs)
         self.descend(forward, gradients, decay)
@@ -74,27 +82,27 @@ class ActionValues:
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled code knows the networks, so that `steps` can be called."""
+        """Whether compiled code knows the networks, so that `q_steps` can be called."""
         return isinstance(self.online.network, CompiledNetwork)
 
-    def steps(self, samples: Samples, double: bool, decay: float) -> Iterator[Numbers]:
+    def q_steps(self, samples: Samples, double: bool, decay: float) -> Iterator[Numbers]:
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
-        settings = self._settings
+        settings = self.settings
         where = address(self.target.parameters)
-        target = Target(where, self._target_period, double, settings.tau)
+        target = Target(where, self.target_period, double, settings.tau)
         config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
         columns = self.online.network.q_steps(samples, self.online.adam, target, config)
         names, rows = columns.keys(), zip(*columns.values(), strict=True)
         return (dict(zip(names, row, strict=True)) for row in rows)
 
     def descend(self, forward: Pass, gradients: tuple[Gradient, ...], decay: float) -> None:
-        """As `step`, given a forward pass of Q and the loss's gradients; see
+        """As `learn`, given a forward pass of Q and the loss's gradients; see
         `TrainedNetwork.descend`."""
-        settings = self._settings
+        settings = self.settings
         rate = settings.learning_rate * decay
         self.online.descend(forward, gradients, rate, settings.max_grad_norm)
-        if self.online.adam.steps % self._target_period == 0:
+        if self.online.adam.steps % self.target_period == 0:
             self.target.follow(settings.tau)
 
 
@@ -109,15 +117,8 @@ def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarray) -> np.ndarray:
     """R + discount * V(S'), the target of TD(0) (Sutton and Barto, eq. 6.2); if rewards and
-    discounts cover n steps, the n-step return (eq. 7.1).
-
-    Args:
-        rewards, discounts: [B].
-        next_values: [B], or [B, Z]: the quantiles of the return that follows.
-
-    Returns:
-        As `next_values`.
-    """
+    discounts, [B] each, cover n steps, the n-step return (eq. 7.1). The next values and the targets
+    are [B], or [B, Z]: the quantiles of the return that follows."""
     rows = len(next_values)
     check_shape("rewards", rewards, rows)
     check_shape("discounts", discounts, rows)
@@ -126,13 +127,9 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
 
 
 def best_actions(next_values: np.ndarray, samples: Samples) -> np.ndarray:
-    """The action of the greatest value at the next observation, integers [B] or [B, L], of those
-    that the masks of the samples' next observations allow, where there are masks.
-
-    Args:
-        next_values: [B, A], or of sequences [B, L, A].
-        samples: as the views give them.
-    """
+    """The action of the greatest value at the next observation, integers [B], of those that the
+    masks of the samples' next observations allow, where there are masks; values are [B, A]. Of
+    sequences [B, L] and [B, L, A]."""
     return masked(next_values, samples, -np.inf, prefix="next_").argmax(axis=-1)
 
 
@@ -143,14 +140,9 @@ def project(
     Distributional Perspective on Reinforcement Learning", algorithm 1): the probability of a value
     between two atoms is divided among them, and values beyond the support count as its ends.
 
-    Args:
-        support: [Z], the atoms, equidistant and ascending, as np.linspace makes them.
-        rewards, discounts: [B].
-        probabilities: [B, Z], those of the atoms as values of G', the return that follows.
-
-    Returns:
-        [B, Z], in the dtype of `probabilities`.
-    """
+    `support` are the atoms, [Z], as np.linspace makes them; rewards and discounts are [B];
+    `probabilities` those of the atoms as values of G', the return that follows, [B, Z], and the
+    result is of their shape and dtype."""
     rows, atoms = probabilities.shape
     values = td_targets(rewards, discounts, np.broadcast_to(support, (rows, atoms)))
     distance = float(support[-1] - support[0]) / (atoms - 1)
@@ -181,7 +173,6 @@ def huber(errors: np.ndarray) -> np.ndarray:
 def q_loss(samples: Samples, values: np.ndarray) -> LossResult:
     """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss` of the values of all actions,
     [B, A]; "targets" are [B], and "td_error" is absolute."""
-    check_shape("values", values, len(values), None)
     check_shape("targets", samples["targets"], len(values))
     value = of_actions(values, samples["actions"])
     errors = value - samples["targets"]
@@ -225,16 +216,10 @@ def c51_loss(support: np.ndarray) -> Loss:
     return loss
 
 
-def midpoints(quantiles: int) -> np.ndarray:
-    """tau hat, the middles of Z equal intervals of [0, 1], float64 [Z]: where quantiles represent a
-    distribution best (Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile
-    Regression", lemma 2)."""
-    return (np.arange(quantiles) + 0.5) / quantiles
-
-
 def quantile_loss(quantiles: int) -> Loss:
-    """The quantile Huber loss (Dabney et al. 2018, eq. 10 with kappa 1, and algorithm 1): summed
-    over the Z predicted quantiles, mean over those of the target.
+    """The quantile Huber loss (Dabney et al. 2018, "Distributional Reinforcement Learning with
+    Quantile Regression", eq. 10 with kappa 1, and algorithm 1): summed over the Z predicted
+    quantiles, mean over those of the target.
 
     "targets" are quantiles, [B, Z], as `td_targets` returns them; the output is the quantiles of
     each action, [B, A * Z]. "value" is their mean, "td_error" the absolute difference of means.
@@ -258,7 +243,9 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
     both arguments are [B, Z]."""
     quantiles = chosen.shape[1]
     errors = targets[:, None, :] - chosen[:, :, None]
-    tau = midpoints(quantiles).astype(chosen.dtype)[:, None]
+    # The middles of Z equal intervals of [0, 1], where quantiles represent a distribution best
+    # (Dabney et al. 2018, lemma 2).
+    tau = ((np.arange(quantiles) + 0.5) / quantiles).astype(chosen.dtype)[:, None]
     # The Huber loss is clipped * (errors - clipped / 2), and clipped is its gradient.
     clipped = np.minimum(np.maximum(errors, -1), 1)
     weighted = np.where(errors < 0, 1 - tau, tau) * clipped
@@ -315,12 +302,8 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def check_shape(name: str, array: np.ndarray, *shape: int | None) -> None:
-    """Raise ValueError unless the array has that shape; None: any size. NumPy would broadcast
-    [B, 1] and [B] to [B, B]."""
-    fits = array.ndim == len(shape) and all(
-        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name}: shape {array.shape}, not ({expected})")
+def check_shape(name: str, array: np.ndarray, *shape: int) -> None:
+    """Raise ValueError unless the array has that shape: NumPy would broadcast [B, 1] and [B] to
+    [B, B]."""
+    if array.shape != shape:
+        raise ValueError(f"{name}: shape {array.shape}, not {shape}")

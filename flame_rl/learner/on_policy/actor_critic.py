@@ -5,7 +5,7 @@ N is the number of steps in a batch, E the number of episodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -36,7 +36,8 @@ from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import kept_threads, outputs, run_parallel
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.observations import Centering, ObservationNormalizer
+from flame_rl.modules.networks import SharedNetwork, ValueNetwork, rescale
+from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import SHARED_LOSSES, OnPolicy, loss_name
 from flame_rl.system.machine import available_cores
 
@@ -85,12 +86,7 @@ class PolicyTraining:
 
     def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """Train the policy for an epoch; where one network is both, on the weighted sum of its
-        losses.
-
-        Returns:
-            For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
-            means over its steps, and "gradient_norm".
-        """
+        losses, whose numbers are returned, too. See `train_epoch`."""
         return train_epoch(self.policy.network, self.adam, epoch, loss, config)
 
 
@@ -266,15 +262,15 @@ class Statistics:
 
     def __init__(
         self,
-        normalizers: Sequence[tuple[slice, ObservationNormalizer | Centering]],
+        values: ValueNetwork | SharedNetwork,
+        modules: Sequence[nn.Module],
         observation_dim: int,
-        rescale: Callable[[float], None],
     ) -> None:
-        """The `normalizers` of the networks, with the numbers of an observation that each gets, are
-        none if observations are not normalised; `rescale` sets the scale of the values."""
-        self._normalizers, self._rescale = normalizers, rescale
+        """Returns set the scale of `values`, and observations the normalisers in `modules`, if
+        there are any."""
+        self._values, self._normalizers = values, normalizers_of(*modules)
         self._returns = RunningMoments(1)
-        self._observations = RunningMoments(observation_dim) if normalizers else None
+        self._observations = RunningMoments(observation_dim) if self._normalizers else None
 
     @property
     def parts(self) -> dict[str, Stateful]:
@@ -294,7 +290,7 @@ class Statistics:
         square of all returns so far; the values stay what they are."""
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
-        self._rescale(float(np.hypot(mean, std)))
+        rescale(self._values, float(np.hypot(mean, std)))
 
 
 def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:

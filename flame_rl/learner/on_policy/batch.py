@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flame_rl.learner.on_policy.returns import (
-    constant_value,
-    discounted_returns,
-    generalized_advantages,
-    td_errors,
-)
+from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.training.frames import (
     SideBySide,
     Stacks,
@@ -62,7 +57,7 @@ class Batch:
 
     @property
     def weights(self) -> np.ndarray | None:
-        """How much each step counts, 0 to 1, float64 [N]; see `generalized_advantages`."""
+        """How much each step counts, 0 to 1, float64 [N]; None: all alike."""
         return None if self.ratios is None else np.minimum(self.ratios, 1)
 
     @property
@@ -153,14 +148,37 @@ class Batch:
         return discounted_returns(self.rewards, self.lengths, discount, bootstrap)
 
     def estimated_returns(self, discount: float) -> np.ndarray:
-        """The same without a value network: see `constant_value`."""
-        rest = constant_value(self.rewards, self.lengths, ~self.terminated, discount)
+        """The same without a value network: the value of going on is one number v for all states,
+        the mean return over all steps when v itself bootstraps the truncated episodes.
+
+        It is the fixed point of v = mean(G0_t + discount^(T-t) v 1[truncated]), where G0 are the
+        returns without bootstrap. For discount 1 there may be none, and v is 0: returns are then
+        sums up to the time limit.
+        """
+        truncated, rest = ~self.terminated, 0.0
+        if discount < 1 and truncated.any():
+            plain = self.returns(discount, np.zeros(len(self.lengths)))
+            none, cut = np.zeros_like(self.rewards), truncated.astype(float)
+            weight = discounted_returns(none, self.lengths, discount, cut)
+            rest = float(plain.mean() / (1.0 - weight.mean()))
         return self.returns(discount, np.full(len(self.lengths), rest))
 
     def advantages(self, values: np.ndarray, discount: float, gae_lambda: float) -> np.ndarray:
-        """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]."""
-        errors = td_errors(self.rewards, values, self.lengths, self.terminated, discount)
-        return generalized_advantages(errors, self.lengths, discount * gae_lambda, self.weights)
+        """A_t = delta_t + discount * lambda * A_{t+1} of each step, float64 [N], with delta_t = r_t
+        + discount * V_{t+1} - V_t (Schulman et al. 2016, "High-Dimensional Continuous Control Using
+        GAE", eq. 16), given the values of all observations, float64 [N + E], and lambda, from 0
+        (one step) to 1 (the whole episode).
+
+        With ratios, A_t = w_t (delta_t + discount * lambda * A_{t+1}): V-trace's v_t - V_t
+        (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and c_t = lambda w_t), the
+        advantage of step t and, added to V_t, the value's target.
+        """
+        following = values[self.rows + 1]
+        following[np.cumsum(self.lengths)[self.terminated] - 1] = 0.0
+        errors = self.rewards + discount * following - values[self.rows]
+        weights = 1.0 if self.weights is None else self.weights
+        decay, none = discount * gae_lambda, np.zeros(len(self.lengths))
+        return discounted_returns(weights * errors, self.lengths, decay * weights, none)
 
 
 def _over_mean(weights: np.ndarray | None) -> np.ndarray | float:

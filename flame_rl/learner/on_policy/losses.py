@@ -108,15 +108,11 @@ def differentiate_sum(
     over all samples, to `gradient`. The outputs share layers, whose gradient is the sum of all; the
     norm of each term's, w_k |dL_k|, says which of them moves the network.
 
-    Args:
-        terms: the losses, in the order in which they are added.
-        network: one that torch differentiates, here once for each term.
-        samples: B samples.
-        gradient: float32 [P], overwritten.
-
-    Returns means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
-    its unweighted loss and the norm of its weighted gradient; and the other numbers of the terms'
-    losses under their own names. Raises UsageError if torch cannot differentiate a loss.
+    The terms are added in their order; torch differentiates the network once for each; `gradient`,
+    float32 [P], is overwritten. Returns means over the samples: "loss" of the sum; for each term,
+    by the names of `metrics_of`, its unweighted loss and the norm of its weighted gradient; and the
+    other numbers of the terms' losses under their own names. Raises UsageError if torch cannot
+    differentiate a loss.
     """
 
     def of_slice(chunk: Samples, every: np.ndarray) -> dict[str, float]:

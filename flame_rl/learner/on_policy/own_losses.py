@@ -24,11 +24,27 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 
 def add_auxiliary(network: SharedNetwork, names: Sequence[str], spec: EnvironmentSpec) -> None:
-    """Make the modules of the auxiliary losses, "module:class" each, and add them to the network.
-    Raises UsageError as `make_auxiliary` does."""
+    """Make the modules of the auxiliary losses, "module:class" each, called with the width of the
+    last shared layer and `spec`, and add them to the network. Raises UsageError if one cannot be
+    made, or is not float32."""
     features = network.policy.network[-1].in_features
     for name in names:
-        network.auxiliary[f"{loss_name(name)}_loss"] = make_auxiliary(name, features, spec)
+        make = import_function("auxiliary", name)
+        try:
+            module = make(features, spec)
+        except (Exception, SystemExit) as error:
+            raise raised_by(f"--auxiliary: {name}", error) from error
+        if not isinstance(module, nn.Module):
+            raise UsageError(
+                f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, "
+                "whose `forward(features, samples)` gives a loss for each step"
+            )
+        for entry, tensor in module.state_dict().items():
+            if tensor.dtype != torch.float32:
+                raise UsageError(
+                    f"--auxiliary: {entry} of {name} is {tensor.dtype}; make it float32"
+                )
+        network.auxiliary[f"{loss_name(name)}_loss"] = module
 
 
 def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -50,25 +66,6 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
         for name, module in network.auxiliary.items()
     )
     return (*outputs, *losses)
-
-
-def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:
-    """The module of an auxiliary loss: "module:class", called with F = `features`, the width of the
-    last shared layer, and `spec`. Raises UsageError if it cannot be made, or is not float32."""
-    make = import_function("auxiliary", name)
-    try:
-        module = make(features, spec)
-    except (Exception, SystemExit) as error:
-        raise raised_by(f"--auxiliary: {name}", error) from error
-    if not isinstance(module, nn.Module):
-        raise UsageError(
-            f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, whose "
-            "`forward(features, samples)` gives a loss for each step"
-        )
-    for entry, tensor in module.state_dict().items():
-        if tensor.dtype != torch.float32:
-            raise UsageError(f"--auxiliary: {entry} of {name} is {tensor.dtype}; make it float32")
-    return module
 
 
 def own_policy_loss(settings: OnPolicy) -> Loss | None:

@@ -1,7 +1,6 @@
-"""Returns and advantages of complete episodes, as pure functions over concatenated arrays.
+"""Returns of complete episodes, baselines and their scale: pure functions over arrays of N steps,
+one of E episodes after another.
 
-N is the number of steps of all episodes together, E the number of episodes. An array of values has
-[N + E] entries, one for each observation of each episode in turn, the last observation included.
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
@@ -11,7 +10,7 @@ import math
 
 import numpy as np
 
-from flame_rl.learner.training.frames import step_rows, time_steps
+from flame_rl.learner.training.frames import time_steps
 
 # Relative rounding error of sums in float64; a single number has 1e-16.
 _ROUNDING = 1e-12
@@ -25,15 +24,9 @@ def discounted_returns(
     Each pass doubles the number of rewards that a sum has: ten passes over whole arrays for
     episodes of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
 
-    Args:
-        rewards: float64 [N], the episodes one after another.
-        lengths: int64 [E], the number of steps of each episode; they sum to N.
-        discount: from 0 to 1, one number or [N].
-        bootstrap: float64 [E], the value of the state after the last step: 0 for a terminated
-            episode, an estimate for one that a time limit truncated.
-
-    Returns:
-        float64 [N].
+    Rewards and returns are float64 [N], `lengths` the steps of each episode, int64 [E]; `discount`,
+    from 0 to 1, is one number or [N]. `bootstrap`, float64 [E], is the value of the state after the
+    last step: 0 for a terminated episode, an estimate for one that a time limit truncated.
     """
     sums = rewards.astype(np.float64)
     products = np.empty(len(rewards))
@@ -50,87 +43,19 @@ def discounted_returns(
     return sums
 
 
-def td_errors(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    lengths: np.ndarray,
-    terminated: np.ndarray,
-    discount: float,
-) -> np.ndarray:
-    """delta_t = r_t + discount * V_{t+1} - V_t, float64 [N].
-
-    Args:
-        rewards, lengths, discount: as in `discounted_returns`.
-        values: float64 [N + E].
-        terminated: bool [E]; the last value of a terminated episode counts as 0.
-    """
-    rows = step_rows(lengths)
-    following = values[rows + 1]
-    following[np.cumsum(lengths)[terminated] - 1] = 0.0
-    return rewards + discount * following - values[rows]
-
-
-def generalized_advantages(
-    errors: np.ndarray, lengths: np.ndarray, decay: float, weights: np.ndarray | None = None
-) -> np.ndarray:
-    """A_t = delta_t + decay * A_{t+1}, decay = discount * lambda (Schulman et al. 2016,
-    "High-Dimensional Continuous Control Using GAE", eq. 16).
-
-    With weights, for steps by an older policy, A_t = w_t (delta_t + decay * A_{t+1}): V-trace's
-    v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and c_t = lambda w_t),
-    the advantage of step t and, added to V_t, the value's target.
-
-    Args:
-        errors: delta_t, see `td_errors`, float64 [N].
-        lengths: int64 [E].
-        decay: lambda is from 0 (one step) to 1 (the whole episode).
-        weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
-            None: all are 1.
-    """
-    weights = 1.0 if weights is None else weights
-    none = np.zeros(len(lengths))
-    return discounted_returns(weights * errors, lengths, decay * weights, none)
-
-
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """A baseline without a network: the mean return of the other episodes at the same time step.
 
     An episode's own return is left out, so that the gradient stays unbiased (Kool et al. 2019, "Buy
     4 REINFORCE Samples, Get a Baseline for Free!", eq. 7, here for each time step). An episode
-    that has ended counts with the 0 that follows its end.
-
-    Args:
-        returns: float64 [N], the episodes one after another.
-        lengths: int64 [E]; of a single episode the result is zeros, float64 [N].
+    that has ended counts with the 0 that follows its end. Returns and baseline are float64 [N],
+    `lengths` int64 [E]; the baseline of a single episode is 0.
     """
     if len(lengths) == 1:
         return np.zeros_like(returns)
     time = time_steps(lengths)
     total = np.bincount(time, weights=returns)
     return (total[time] - returns) / (len(lengths) - 1)
-
-
-def constant_value(
-    rewards: np.ndarray, lengths: np.ndarray, truncated: np.ndarray, discount: float
-) -> float:
-    """The value of going on after a time limit, as one number for all states.
-
-    Without a value network, the simplest critic is a constant v, and the consistent one is the
-    mean return over all steps when v itself bootstraps the truncated episodes: the fixed point of
-    v = mean(G0_t + discount^(T-t) v 1[truncated]), where G0 are the returns without bootstrap.
-    The equation is linear in v. For discount 1 it may have no solution, and the result is 0:
-    returns are then sums up to the time limit.
-
-    Args:
-        rewards, lengths, discount: as in `discounted_returns`.
-        truncated: bool [E], true for episodes that a time limit ended.
-    """
-    if discount >= 1.0 or not truncated.any():
-        return 0.0
-    none = np.zeros(len(lengths))
-    plain = discounted_returns(rewards, lengths, discount, none)
-    weight = discounted_returns(np.zeros_like(rewards), lengths, discount, truncated.astype(float))
-    return float(plain.mean() / (1.0 - weight.mean()))
 
 
 def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
@@ -147,10 +72,8 @@ def trust(advantages: np.ndarray, targets: np.ndarray) -> np.float32:
     Once a task is solved, all returns are alike, and what is left of the advantages is the errors
     of V(s), which at unit scale would move the policy at random. With the best constant baseline
     they would spread no more than the targets: the factor is 1 down to an explained variance of -1,
-    which a run may begin with, and then falls with the spread of the targets over theirs.
-
-    Args:
-        advantages, targets: float64 [N], before they are standardised.
+    which a run may begin with, and then falls with the spread of the targets over theirs. Both
+    arguments are float64 [N], before they are standardised.
     """
     spread, most = float(advantages.std()), math.sqrt(2) * float(targets.std())
     return np.float32(1.0 if spread <= most else most / spread)

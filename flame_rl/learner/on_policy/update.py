@@ -1,16 +1,18 @@
-"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots and KL limit."""
+"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots, KL limit, and
+cloning demonstrations first."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
+from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.learner import Algorithm, load_part, state_of
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
@@ -22,18 +24,19 @@ from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.on_policy.own_losses import add_auxiliary, every_output, own_policy_loss
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.state import Stateful, learning_rate_factor
+from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
 from flame_rl.learner.training.autograd import name_of
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
-from flame_rl.learner.training.trained import Trainable, TrainedNetwork, flat_parameters
-from flame_rl.modules.networks import SharedNetwork, rescale
-from flame_rl.modules.observations import normalizers_of
-from flame_rl.settings.algorithms import OnPolicy
+from flame_rl.learner.training.trained import TrainedNetwork, flat_parameters
+from flame_rl.modules.networks import SharedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+
+if TYPE_CHECKING:
+    from flame_rl.learner.demonstrations.files import Demonstrations
 
 # Metrics of every algorithm here, of those that train values, and of the KL limit.
 _POLICY = ("loss", "gradient_norm", "policy_entropy")
@@ -51,27 +54,50 @@ _LARGEST_RATIO = 600
 Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
 
 
-@dataclass(frozen=True)
 class OnPolicyAlgorithm(Algorithm):
-    """An on-policy algorithm.
+    """An on-policy algorithm. With demonstrations, its first update clones them, and fits the
+    values to their returns: the first iteration's episodes, of a policy that has learned nothing
+    yet, are not learned from.
 
     Attributes:
-        networks: policy and values.
         config: the run's settings.
-        update_networks: see `Update`.
+        networks: policy and values.
         collector: with --overlap, the policy of one update ago, which collects the next iteration;
             else None.
+        cloned: 1 after the demonstrations were cloned; a part where there are any.
     """
 
-    networks: ActorCritic
-    config: TrainConfig
-    update_networks: Update
-    collector: Computed | None
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        update: Update,
+        demonstrations: Demonstrations | None = None,
+    ) -> None:
+        """Make new networks. Raises UsageError as own_losses.py does, and for demonstrations where
+        policies are a step behind."""
+        overlap = config.algorithm.overlap
+        if demonstrations is not None and overlap:
+            raise UsageError(
+                "--overlap: the second iteration would be played by the policy from before the "
+                "demonstrations were cloned; leave the flag out"
+            )
+        self.config, self._update, self.demonstrations = config, update, demonstrations
+        own_loss = own_policy_loss(config.algorithm)
+        self.networks = make_actor_critic(config, spec)
+        self.networks.given_loss = own_loss
+        self.cloned, self.collector = Counter(), None
+        if overlap:
+            module = copy.deepcopy(self.networks.policy.module)
+            flat_parameters(module)  # compiled code needs them in one array
+            acts = module.policy if isinstance(module, SharedNetwork) else module
+            self.collector = Computed(module, network_of(acts))
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        parts = self.networks.parts
-        return parts if self.collector is None else parts | {"collector": self.collector.module}
+        collector = {} if self.collector is None else {"collector": self.collector.module}
+        cloned = {} if self.demonstrations is None else {"cloned": self.cloned}
+        return self.networks.parts | collector | cloned
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -92,7 +118,36 @@ class OnPolicyAlgorithm(Algorithm):
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
         """Train the networks on all episodes; see `Algorithm.update`."""
-        settings, networks = self.config.algorithm, self.networks
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
+        try:
+            if self.demonstrations is not None and not self.cloned.count:
+                metrics = self._clone(generator, decay)
+            else:
+                metrics = self._improve(episodes, generator, decay)
+        finally:
+            # Whoever undoes an update that raised must not do it while the values still learn.
+            values = self.networks.finish()
+        return metrics | values
+
+    def _clone(self, generator: np.random.Generator, decay: float) -> dict[str, float]:
+        """Learn from the demonstrations; `decay` is the factor of learning rates."""
+        networks, settings = self.networks, self.config.algorithm
+        batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
+        networks.statistics.add_observations(batch.observations)
+        batch = networks.prepare(batch)
+        if settings.trains_values:
+            returns = batch.estimated_returns(self.config.experiment.gamma)
+            networks.statistics.add_returns(returns)
+            rate = settings.value_learning_rate * decay
+            networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
+        self.cloned.count = 1
+        return bc(networks, batch, self.config, decay, generator)
+
+    def _improve(
+        self, episodes: Episodes, generator: np.random.Generator, decay: float
+    ) -> dict[str, float]:
+        """Learn from the iteration's episodes."""
+        networks = self.networks
         batch = make_batch(episodes, networks.remembers, networks.frames)
         samples = policy_samples(batch)
         # Before the statistics of observations change the normalisation.
@@ -105,54 +160,30 @@ class OnPolicyAlgorithm(Algorithm):
             load_part(self.collector.module, before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
-        decay = learning_rate_factor(settings.learning_rate_decay, progress)
-        try:
-            metrics = self.update_networks(networks, batch, self.config, decay, generator)
-            if networks.given_loss is not None and not networks.asked:
-                raise UsageError(
-                    f"--policy-loss: {name_of(self.update_networks)} has no use for it; use "
-                    "`networks.own_loss` there, as a2c.py does, or leave the flag out"
-                )
-            limit = shrink_until_close(networks.policy, before, batch, samples, settings.max_kl)
-        finally:
-            # Whoever undoes an update that raised must not do it while the values still learn.
-            values = networks.finish()
-        return metrics | values | limit
+        metrics = self._update(networks, batch, self.config, decay, generator)
+        if networks.given_loss is not None and not networks.asked:
+            raise UsageError(
+                f"--policy-loss: {name_of(self._update)} has no use for it; use "
+                "`networks.own_loss` there, as a2c.py does, or leave the flag out"
+            )
+        max_kl = self.config.algorithm.max_kl
+        return metrics | shrink_until_close(networks.policy, before, batch, samples, max_kl)
 
 
-def on_policy(config: TrainConfig, spec: EnvironmentSpec, update: Update) -> OnPolicyAlgorithm:
-    """An algorithm with new networks. Raises UsageError as `add_auxiliary` and `own_policy_loss`
-    do."""
-    own_loss = own_policy_loss(config.algorithm)
-    networks = make_actor_critic(config, spec, in_training)
-    networks.given_loss = own_loss
-    collector = None
-    if config.algorithm.overlap:
-        module = copy.deepcopy(networks.policy.module)
-        flat_parameters(module)  # compiled code needs them in one array
-        acts = module.policy if isinstance(module, SharedNetwork) else module
-        collector = Computed(module, network_of(acts))
-    return OnPolicyAlgorithm(networks, config, update, collector)
-
-
-def make_actor_critic(
-    config: TrainConfig, spec: EnvironmentSpec, trainable: Trainable
-) -> ActorCritic:
+def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic:
     """A policy and a value network, or with --shared-torso one network that is both."""
     settings, model = config.algorithm, model_of(config)
-    if isinstance(settings, OnPolicy) and settings.shared_torso:
+    if settings.shared_torso:
         module = model.shared(spec, config)
         add_auxiliary(module, settings.auxiliary, spec)
         network = in_training(module, every_output)
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
-        scale = partial(rescale, module)
-        statistics = Statistics(normalizers_of(module), spec.observation_dim, scale)
+        statistics = Statistics(module, [module], spec.observation_dim)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
-    policy, value = map(trainable, modules)
-    scale = partial(rescale, value.module)
-    statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
+    policy, value = map(in_training, modules)
+    statistics = Statistics(value.module, modules, spec.observation_dim)
     return ActorCritic(policy, value, policy.adam, statistics, settings)
 
 

@@ -88,10 +88,6 @@ def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
         compiled.follow(parameters, others, tau, parameters.size)
 
 
-# Puts a new module in training; algorithms with a replay memory make their networks with it.
-Trainable = Callable[[nn.Module], TrainedNetwork]
-
-
 def flat_parameters(module: nn.Module) -> np.ndarray:
     """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
     views of it. Raises UsageError for parameters of another type or device, and for none."""

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from flame_rl.learner.algorithms.bc import LOSSES, minus_squashed_log_probs
-from flame_rl.learner.demonstrations.cloning import make_policy
+from flame_rl.learner.algorithms.bc import LOSSES, make_policy, minus_squashed_log_probs
 from flame_rl.learner.make import make_learner as learner_of_config
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.slices import mean_gradient

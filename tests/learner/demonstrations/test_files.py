@@ -179,7 +179,7 @@ WRONG = [
     (CONTINUOUS, "actions", lambda a: a[:5], "actions: shape (5, 2), and (6, 2) is"),
     (DISCRETE, "actions", put(2, 3), "actions: 3 of step 2 is not in Discrete(4, start=-1)"),
     (DISCRETE, "actions", lambda a: a * 1.0, "actions: float64, and integers are expected"),
-    (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and (N) is expected"),
+    (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and (6,) is expected"),
     (DISCRETE, "rewards", lambda a: a[:0], "rewards: no step; record at least one episode"),
     (DISCRETE, "rewards", put(0, np.inf), "rewards: NaN, infinity or beyond float32 in row 0"),
     (DISCRETE, "terminations", None, "terminations: missing"),

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.hindsight import GoalPlaces, Relabelling
+from flame_rl.learner.off_policy.replay.hindsight import GoalPlaces, RelabelledSteps, Relabelling
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.wire.messages import Column, Episodes
@@ -120,7 +120,8 @@ def test_a_minibatch_is_that_of_loops_over_episodes(lengths, seed, strategy, sha
 
     generator = np.random.default_rng(seed)
     hindsight = Relabelling(FUNCTIONS, strategy, share)
-    batch = n_step(hindsight.relabelled(store, positions, generator), positions, n, 0.5)
+    relabelled = RelabelledSteps(store, hindsight, positions, generator)
+    batch = n_step(relabelled, positions, n, 0.5)
 
     # The same draws: who gets a goal, then how many steps ahead it lies.
     generator = np.random.default_rng(seed)
@@ -141,5 +142,5 @@ def test_a_minibatch_is_that_of_loops_over_episodes(lengths, seed, strategy, sha
         assert (batch["between_discounts"][i][len(between) :] == 0).all()
     # No more was drawn.
     own = np.random.default_rng(seed)
-    hindsight.relabelled(store, positions, own)
+    RelabelledSteps(store, hindsight, positions, own)
     assert own.bit_generator.state == generator.bit_generator.state

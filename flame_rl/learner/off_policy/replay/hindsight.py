@@ -246,37 +246,28 @@ class Relabelling:
         which = {"future": "any goal that was reached later", "final": "the goal reached last"}
         return f"Hindsight: {self.share:.0%} of drawn steps get {which[self.strategy]}"
 
-    def relabelled(
-        self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
-    ) -> RelabelledSteps:
-        """The steps at these positions, int64 [B], some of them with another goal."""
-        chosen = generator.random(len(positions)) < self.share
-        ahead = left = store.left(positions)
-        if self.strategy == "future":
-            ahead = generator.integers(1, left, endpoint=True)
-        later = store.read(store.rows(positions) + ahead)[OBSERVATIONS]
-        goals = later[:, self.functions.places.achieved]
-        lengths = store.times(positions) + left
-        return RelabelledSteps(store, self.functions, chosen, goals, lengths)
-
 
 class RelabelledSteps:
-    """`StoredSteps` whose rows are read for B positions, each with a goal of its own."""
+    """`StoredSteps` whose rows are read for B positions, some of them with another goal."""
 
     def __init__(
         self,
         store: StoredSteps,
-        functions: GoalFunctions,
-        chosen: np.ndarray,
-        goals: np.ndarray,
-        lengths: np.ndarray,
+        hindsight: Relabelling,
+        positions: np.ndarray,
+        generator: np.random.Generator,
     ) -> None:
-        """`chosen`, bool [B], says which positions get the `goals`, [B, G]; `lengths`, int32 [B],
-        are the steps of their episodes."""
-        self._store, self._functions = store, functions
-        self._chosen, self._goals, self._lengths = chosen, goals, lengths
+        """Draw the goals of the steps at these positions, int64 [B]."""
+        self._store, self._functions = store, hindsight.functions
         self.steps, self.rows = store.steps, store.rows
         self.times, self.left = store.times, store.left
+        self._chosen = generator.random(len(positions)) < hindsight.share
+        ahead = left = store.left(positions)
+        if hindsight.strategy == "future":
+            ahead = generator.integers(1, left, endpoint=True)
+        later = store.read(store.rows(positions) + ahead)[OBSERVATIONS]
+        self._goals = later[:, self._functions.places.achieved]
+        self._lengths = store.times(positions) + left
 
     def read(self, rows: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
         """As `StoredSteps.read`, rows [B, ...] of the episodes of the B positions; a step that
@@ -297,12 +288,10 @@ class RelabelledSteps:
         return read
 
 
-def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling | None:
-    """What `config.algorithm`, which has `Hindsight` settings, asks for; None: nothing. Raises
-    UsageError if the environment has no goals, or other rewards than its own are learned from."""
+def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling:
+    """What `config.algorithm`, which has `Hindsight` settings, asks for. Raises UsageError if the
+    environment has no goals, or other rewards than its own are learned from."""
     settings, experiment = config.algorithm, config.experiment
-    if settings.hindsight == "none":
-        return None
     for name in ("reward", "reward_weights"):
         if getattr(experiment, name):
             raise UsageError(

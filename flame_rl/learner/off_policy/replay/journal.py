@@ -91,32 +91,29 @@ class Journal:
     ) -> None:
         self.folder, self.columns = folder, columns
         self._segment_bytes = segment_bytes
-        self._episodes = self._steps = self._segment = self._end = 0
-        self._digest, self._synced = NO_DIGEST, False
+        self._place, self._synced = Place(0), False
 
     def append(self, episodes: Episodes) -> None:
         """Append episodes as one record. Raises OSError if the disk refuses; the journal is then as
         it was, and the same episodes can be appended later."""
-        segment, end = self._segment, self._end
+        _, before, steps, _, segment, end, digest = self._place
         if end >= self._segment_bytes:
             sync(self.path(segment))
-            segment, end = self._episodes, 0
-        chunks, digest = _in_bytes(self._episodes, self._steps, self._digest, episodes)
+            segment, end = before, 0
+        chunks, digest = _in_bytes(before, steps, digest, episodes)
         self._synced = False
-        self._end = _write_from(self.path(segment), end, chunks)
-        self._segment, self._digest = segment, digest
-        self._episodes += len(episodes)
-        self._steps += episodes.steps
+        end = _write_from(self.path(segment), end, chunks)
+        total = before + len(episodes), steps + episodes.steps
+        self._place = Place(0, *total, 0, segment, end, digest)
 
     def place(self, store: ReplayStore) -> Place:
         """What a checkpoint holds of a store, all of whose episodes were appended, once the journal
         is safely on disk. Raises OSError if the disk refuses."""
-        if self._end and not self._synced:
-            sync(self.path(self._segment))
+        if self._place.end and not self._synced:
+            sync(self.path(self._place.segment))
             sync(self.folder)
             self._synced = True
-        kept = store.capacity, self._episodes, self._steps, store.oldest
-        return Place(*kept, self._segment, self._end, self._digest)
+        return self._place._replace(capacity=store.capacity, oldest=store.oldest)
 
     def restore(self, store: ReplayStore, place: Place) -> None:
         """Bring a store, which forgets what it holds, to this place, and cut off the journal there.
@@ -131,12 +128,12 @@ class Journal:
             store.add(record.episodes)
         if (store.capacity, store.episodes, store.steps, store.oldest) != place[:4]:
             raise _incomplete(place)
-        _, self._episodes, self._steps, _, self._segment, self._end, self._digest = place
+        self._place = place
         for segment in self.segments():
-            if segment > self._segment or self._end == 0:
+            if segment > place.segment or place.end == 0:
                 self.path(segment).unlink()
-        if self._end:
-            os.truncate(self.path(self._segment), self._end)
+        if place.end:
+            os.truncate(self.path(place.segment), place.end)
 
     def read(self, place: Place | None = None) -> Iterator[Record]:
         """The records that a place needs, or all up to one that is torn, the oldest first; the

@@ -12,7 +12,7 @@ from torch import nn
 
 from flame_rl.learner.demonstrations.files import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep, recorded
-from flame_rl.learner.off_policy.replay.hindsight import Relabelling
+from flame_rl.learner.off_policy.replay.hindsight import RelabelledSteps, Relabelling
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 from flame_rl.learner.off_policy.replay.samplers import uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
@@ -87,7 +87,7 @@ class Minibatches:
         """Steps of a store, positions int64 [K, B], as the algorithm learns from them."""
         shape, positions = positions.shape, positions.ravel()
         if self.hindsight is not None:
-            store = self.hindsight.relabelled(store, positions, generator)
+            store = RelabelledSteps(store, self.hindsight, positions, generator)
         samples = self.inner.view(store, positions)
         return {n: column.reshape(*shape, *column.shape[1:]) for n, column in samples.items()}
 

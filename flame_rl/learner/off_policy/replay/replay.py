@@ -25,10 +25,11 @@ _LEAST_PRIORITY = 1e-6
 class ReplayMemory:
     """Episodes to learn from again and again; `Stateful`.
 
-    A checkpoint holds no episodes, only how far it got in a journal (journal.py). The journal lies
-    in the run's folder, or, for a learner without one, in a temporary folder.
+    A checkpoint holds no episodes, only how far it got in a journal (journal.py).
 
     Attributes:
+        folder: of the journal, also when a state is loaded; None: a temporary one.
+        source: of the episodes of the next loaded state, which stays as it is; None: `folder`.
         store: the episodes.
         needs: what the store and the priorities need, in words.
         prioritized: whether steps are drawn by their priorities.
@@ -55,8 +56,8 @@ class ReplayMemory:
             )
         self.store = ReplayStore(columns, capacity, frames)
         self._priorities = None if alpha is None else PrioritizedSampler(self.store, alpha)
-        self._folder: Path | None = None
-        self._source: Path | None = None
+        self.folder: Path | None = None
+        self.source: Path | None = None
         self._journal: Journal | None = None
         # A state that was loaded, whose episodes were not read yet.
         self._waiting: dict[str, np.ndarray] | None = None
@@ -65,14 +66,6 @@ class ReplayMemory:
     def env_steps(self) -> int:
         """Steps that were ever added."""
         return self.store.steps if self._waiting is None else _place_in(self._waiting).steps
-
-    def keep_in(self, folder: Path) -> None:
-        """Write the journal to this folder, and read it from there when a state is loaded."""
-        self._folder = folder
-
-    def read_from(self, folder: Path) -> None:
-        """Read the episodes of the next loaded state from this folder, which stays as it is."""
-        self._source = folder
 
     def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
         """Add the episodes of another replay memory, given what its `state_dict` returned and the
@@ -122,7 +115,7 @@ class ReplayMemory:
         episodes = replace(episodes, columns=columns)
         with self._refused_by_the_disk():
             journal = self._opened()
-            if self._folder is None:
+            if self.folder is None:
                 # Only the state before this is ever restored: no checkpoint reads these files.
                 journal.forget(self.store.oldest)
             self.store.add(episodes)
@@ -152,7 +145,7 @@ class ReplayMemory:
             if self._priorities is not None:
                 self._priorities.restore(self._waiting)
         except (OSError, ValueError) as error:
-            raise RunError(f"replay: {self._folder or self._source}: {error}") from error
+            raise RunError(f"replay: {self.folder or self.source}: {error}") from error
         self._waiting = None
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -180,19 +173,19 @@ class ReplayMemory:
 
     def _refused_by_the_disk(self) -> AbstractContextManager[None]:
         """Within the block, an OSError becomes a RunError about the journal."""
-        folder = self._folder if self._journal is None else self._journal.folder
+        folder = self.folder if self._journal is None else self._journal.folder
         remedy = "What was learned before is safe; once there is room, go on with --resume"
         what = f"replay: the episodes could not be written to {folder}"
         return refused_as(RunError, what, f". {remedy}")
 
     def _opened(self) -> Journal:
         if self._journal is None:
-            folder = self._folder
+            folder = self.folder
             if folder is None:
                 self._temporary = tempfile.TemporaryDirectory(prefix="flame-rl-replay-")
                 folder = Path(self._temporary.name) / "replay"
-                if self._source is not None and self._source.is_dir():
-                    shutil.copytree(self._source, folder)
+                if self.source is not None and self.source.is_dir():
+                    shutil.copytree(self.source, folder)
             self._journal = Journal(folder, self.store.columns)
             if self._waiting is None:
                 self._journal.restore(self.store, Place(self.store.capacity))

@@ -34,21 +34,14 @@ class StoredSteps(Protocol):
 
 
 def n_step(store: StoredSteps, positions: np.ndarray, n: int, discount: float) -> Samples:
-    """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1);
-    n 1: single steps, or transitions.
+    """Up to n steps as one, at least 1, fewer where the episode ends before (Sutton and Barto 2018,
+    eq. 7.1), at positions int64 [B]; `discount` is gamma, from 0 to 1.
 
-    Args:
-        store: keeps the steps.
-        positions: int64 [B].
-        n: at least 1.
-        discount: gamma, from 0 to 1.
-
-    Returns:
-        The store's columns, [B, ...], but that with k the number of steps taken together "rewards"
-        are r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}; "next_observations", [B, D], those of
-        step t+k; "discounts", float32 [B]: gamma^k, or 0 where the episode terminated within the k
-        steps; "between", [B, n-1, D], the observations of steps t+1 to t+n-1; and their
-        "between_discounts", float32 [B, n-1]: gamma to gamma^(n-1), or 0 from step t+k on.
+    Returns the store's columns, [B, ...], but that with k the number of steps taken together
+    "rewards" are r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}; "next_observations", [B, D],
+    those of step t+k; "discounts", float32 [B]: gamma^k, or 0 where the episode terminated within
+    the k steps; "between", [B, n-1, D], the observations of steps t+1 to t+n-1; and their
+    "between_discounts", float32 [B, n-1]: gamma to gamma^(n-1), or 0 from step t+k on.
     """
     rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
@@ -87,14 +80,10 @@ def sequences(
     but those that it shares with the one before lead to it. A sequence ends with its episode: from
     there on "mask" is 0, observations repeat the last one, and all else is 0.
 
-    Args:
-        store, positions, discount: as in `n_step`.
-        length: L, steps of a sequence.
-        overlap: steps that a sequence shares with the one before, less than `length`.
-
-    Returns:
-        The store's columns, [B, L, ...]; "next_observations", [B, L, D]; "discounts" and "mask",
-        float32 [B, L]; "starts", int64 [B]: the positions of the first steps.
+    `length` is L, the steps of a sequence, `overlap` how many it shares with the one before, less
+    than L; for the others see `n_step`. Returns the store's columns, [B, L, ...];
+    "next_observations", [B, L, D]; "discounts" and "mask", float32 [B, L]; "starts", int64 [B]: the
+    positions of the first steps.
     """
     stride = length - overlap
     time = store.times(positions).astype(np.int64)
