@@ -18,6 +18,7 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl.modules.layers import (
+    MEMORIES,
     Activation,
     Convolution,
     Dense,
@@ -44,7 +45,6 @@ from flame_rl.modules.observations import (
     Scaling,
     is_large,
 )
-from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.inputs import keys_alone, observation_inputs
 from flame_rl.wire.messages import EnvironmentSpec, Layer

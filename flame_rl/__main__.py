@@ -40,9 +40,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
-        remedy = "pip install flame-rl"
-        if from_clone():
-            remedy = "uv run main.py …"
+        remedy = "uv run main.py …" if from_clone() else "pip install flame-rl"
         warn(f"error: {error}; `{remedy}` installs what is missing (README.md)")
         return 2
     except RuntimeError as error:

@@ -132,7 +132,7 @@ def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...]) -> Reward:
 def _parts_of(episodes: Episode | Episodes) -> np.ndarray:
     """The numbers of a reward that is a vector, then those recorded from `info`, float64 [N, P]."""
     numbers = [episodes.rewards] if episodes.rewards.ndim == 2 else []
-    named = [episodes.reward_parts] if "reward_parts" in episodes.columns else []
+    named = [episodes.columns["reward_parts"]] if "reward_parts" in episodes.columns else []
     return np.concatenate([*numbers, *named], axis=1)
 
 

@@ -1,7 +1,8 @@
 """Layers as torch modules. Each exports itself for actors, as a kind of layer in flame_rl/nets/."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -35,9 +36,6 @@ class Dense(LayerModule, nn.Linear):
     """A fully connected layer: float32 [..., inputs] -> [..., outputs]."""
 
     kind = "dense"
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
 
     def arrays(self) -> dict[str, Tensor]:
         # torch keeps [outputs, inputs]; the actors multiply from the left.
@@ -85,16 +83,14 @@ class LayerNorm(LayerModule, nn.LayerNorm):
 class Activation(LayerModule):
     """An activation by its name, which is the same in torch.nn.functional and for actors."""
 
+    kind = ""
+
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name = name
-
-    @property
-    def kind(self) -> str:
-        return self.name
+        self.kind = name
 
     def forward(self, x: Tensor) -> Tensor:
-        return getattr(nn.functional, self.name)(x)
+        return getattr(nn.functional, self.kind)(x)
 
 
 class Convolution(LayerModule, nn.Conv2d):
@@ -125,6 +121,106 @@ class Convolution(LayerModule, nn.Conv2d):
             "size": torch.tensor(self.size[:2], device="cpu"),
             "stride": torch.tensor(self.stride[:1], device="cpu"),
         }
+
+
+# The state of a layer between two steps, [1, E, ...] each.
+LayerState = tuple[Tensor, ...]
+
+
+class _Memory(LayerModule):
+    """A layer that remembers an episode. It is unrolled from an episode's first step: float32 [T,
+    inputs] -> [T, outputs], or for E episodes side by side [T, E, inputs] -> [T, E, outputs].
+    `burnt_in`: see `burning_in`."""
+
+    burnt_in: Tensor | None = None
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """Orthogonal weights, and biases of 0, but 1 for the gate that keeps the state, the second
+        of both kinds: with 0, half of the state would be lost at each step at first (Jozefowicz et
+        al. 2015, "An Empirical Exploration of Recurrent Network Architectures")."""
+        super().__init__(inputs, outputs)
+        for name, parameter in self.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                for gate in parameter.split(outputs):
+                    nn.init.orthogonal_(gate)
+        nn.init.ones_(self.bias_ih_l0[outputs : 2 * outputs])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.burnt_in is None:
+            return self.unroll(x)[0]
+        steps = int(self.burnt_in.sum(dim=0).max())
+        first, state = self.unroll(x[:steps])
+        burns = self.burnt_in[0, :, None]
+        state = tuple(torch.where(burns, each.detach(), each) for each in state)
+        return torch.cat([first, self.unroll(x[steps:], state)[0]])
+
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
+        """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
+        before the first, None: 0."""
+        raise NotImplementedError
+
+    def biases(self) -> dict[str, Tensor]:
+        """The kind's biases by name, [gates * outputs] each."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, Tensor]:
+        arrays = {"input_weight": self.weight_ih_l0.T, "state_weight": self.weight_hh_l0.T}
+        # torch lists the gates one after another; for actors they have a dimension of their own.
+        return {
+            name: array.unflatten(-1, (-1, self.hidden_size))
+            for name, array in (arrays | self.biases()).items()
+        }
+
+
+class GRU(_Memory, nn.GRU):
+    """A gated recurrent unit."""
+
+    kind = "gru"
+
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
+        outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
+        return outputs, (last,)
+
+    def biases(self) -> dict[str, Tensor]:
+        return {"input_bias": self.bias_ih_l0, "state_bias": self.bias_hh_l0}
+
+
+class LSTM(_Memory, nn.LSTM):
+    """Long short-term memory."""
+
+    kind = "lstm"
+
+    def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
+        return nn.LSTM.forward(self, x, state)
+
+    def biases(self) -> dict[str, Tensor]:
+        return {"bias": self.bias_ih_l0 + self.bias_hh_l0}
+
+
+@contextmanager
+def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
+    """Within the block, no gradient passes through steps that only make the state of memories in
+    the module (Kapturowski et al. 2019, section 3).
+
+    Args:
+        module: any; it is unrolled over T steps of S sequences.
+        burnt_in: bool [T, S]: the first steps of some of the sequences, equally many in each. None:
+            there are none.
+    """
+    memories = [each for each in module.modules() if isinstance(each, _Memory)]
+    for memory in memories:
+        memory.burnt_in = burnt_in
+    try:
+        yield
+    finally:
+        for memory in memories:
+            memory.burnt_in = None
+
+
+# By --memory.
+MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
 
 
 class Branches(nn.Module):
@@ -184,16 +280,21 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
     """The layers of the modules, one after another, for actors. Raises UsageError for a module
     that does not say what it is for actors, or computes something else."""
     layers: list[Layer] = []
+    containers = nn.Sequential, Branches, nn.Identity
     for module in modules:
-        containers = nn.Sequential, Branches, nn.Identity
-        classes = type(module).__mro__
+        name, classes = type(module).__name__, type(module).__mro__
         known = next((each for each in classes if each in containers or "kind" in vars(each)), None)
         if known is None:
             raise UsageError(
-                f"model.py: {type(module).__name__} is no `LayerModule` of modules/layers.py, "
-                "which exports one of the kinds of layers in flame_rl/nets/kinds.py"
+                f"model.py: {name} is no `LayerModule` of modules/layers.py, which exports one of "
+                "the kinds of layers in flame_rl/nets/kinds.py"
             )
-        _refuse_another_forward(module, known)
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if hooked or getattr(module.forward, "__func__", None) is not known.forward:
+            raise UsageError(
+                f"model.py: {name}: actors know it as {known.__name__}, and do not get its own "
+                "`forward` or hook; make it a class with a `kind` (docs/add-a-layer.md)"
+            )
         if known is nn.Sequential:
             layers += layers_of(*module)
         elif known is Branches:
@@ -201,21 +302,6 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
         elif known is not nn.Identity:
             layers.append(module.layer())
     return tuple(layers)
-
-
-def _refuse_another_forward(module: nn.Module, known: type[nn.Module]) -> None:
-    """Raise UsageError unless the module computes what the class does that actors know it by."""
-    name, why = type(module).__name__, ""
-    if type(module).forward is not known.forward:
-        why = f"the class has a `forward` of its own, and actors know it as {known.__name__}"
-    elif "forward" in vars(module):
-        why = f"this {name} has a `forward` of its own, which actors do not get"
-    elif module._forward_hooks or module._forward_pre_hooks:
-        why = f"this {name} has a hook, which actors do not get"
-    if why:
-        raise UsageError(
-            f"model.py: {name}: {why}; make it a class with a `kind` (docs/add-a-layer.md)"
-        )
 
 
 def array_of(tensor: Tensor) -> np.ndarray:

@@ -19,7 +19,7 @@ from flame_rl.backends.dispatch import Collected
 from flame_rl.run.checks import fragment_steps
 from flame_rl.run.results import IterationResult, Timing, Totals, evaluation_of, progress
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.wire.inputs import recorded_columns
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import (
     CollectRequest,
     Environment,
@@ -158,7 +158,7 @@ def make_request(
         iteration=iteration,
         indices=tuple(indices),
         policy_version=version,
-        columns=recorded_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
+        columns=step_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
         agents=spec.agent_count,
     )
 

@@ -5,17 +5,16 @@ used, and whatever is wrong raises `WireError`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from flame_rl.wire import messages
-from flame_rl.wire.fields import WireError, from_data, to_data
+from flame_rl.wire.fields import Kind, WireError, from_data, to_data
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
 
 _Arrays = dict[str, np.ndarray]
-# A checkpoint's header holds a description, and the configuration besides.
-_MAX_DESCRIPTION_BYTES = MAX_HEADER_BYTES // 2
 
 
 def encode_snapshot(snapshot: messages.PolicySnapshot) -> bytes:
@@ -50,19 +49,14 @@ def decode_request(data: Buffer) -> messages.CollectRequest:
     indices = take_array(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
-    starts = take_starts(arrays)
-    _refuse_others(arrays)
-    known = {"indices": tuple(indices.tolist()), "starts": starts}
+    known = {"indices": tuple(indices.tolist()), "starts": {}}
     request = from_data(messages.CollectRequest, header, **known)
-    actions = [column for column in request.columns if column.name == "actions"]
-    for start in starts.values():
-        for column in actions:
-            if (start.actions.dtype, start.actions.shape[1:]) != (column.dtype, column.shape):
-                raise WireError(f"starts.actions: not as the column: {column}")
-            column.refuse_other_choices("starts.actions", start.actions)
-    if starts and not (actions and starts.keys() <= {*request.indices}):
+    actions = next((each for each in request.columns if each.name == "actions"), None)
+    starts = take_starts(arrays, actions)
+    _refuse_others(arrays)
+    if starts and (actions is None or not starts.keys() <= {*request.indices}):
         raise WireError("starts: of other indices, or actions are not recorded")
-    return request
+    return replace(request, starts=starts)
 
 
 def starts_to_arrays(starts: dict[int, messages.Start]) -> _Arrays:
@@ -75,22 +69,22 @@ def starts_to_arrays(starts: dict[int, messages.Start]) -> _Arrays:
     return {"starts": np.array(about), "starts.actions": actions, "starts.so_far": sums}
 
 
-def take_starts(arrays: _Arrays) -> dict[int, messages.Start]:
-    """Remove the starts of fragments from `arrays`; none if there are none. Raises WireError unless
-    they have indices, seeds and steps."""
+def take_starts(
+    arrays: _Arrays, column: messages.Column | None = None
+) -> dict[int, messages.Start]:
+    """Remove the starts of fragments from `arrays`, with actions of that column, or of any; none if
+    there are none. Raises WireError unless they have indices, seeds and steps."""
     if "starts" not in arrays:
         return {}
-    about = take_array(arrays, "starts", "int64")
-    if about.ndim != 2 or about.shape[1] != 4 or not 0 < len(about) == len({*about[:, 0].tolist()}):
-        raise WireError("starts: four numbers of each index")
-    steps, actions = about[:, 3], take_array(arrays, "starts.actions")
-    if about[:, :2].min() < 0 or steps.min() < 1 or steps.max() > 1 << 40:
+    sums = take_array(arrays, "starts.so_far", "float64").ravel().tolist()
+    about = take_array(arrays, "starts", "int64", (len(sums), 4))
+    indices, seeds, observed, steps = about.T.tolist()
+    if not 0 < len(sums) == len({*indices}) or min(*indices, *seeds) < 0 or min(steps) < 1:
         raise WireError("starts: an index, a seed or a number of steps is out of range")
-    if actions.ndim < 1 or len(actions) != steps.sum():
-        raise WireError(f"starts.actions: {steps.sum()} rows, not {actions.shape}")
-    sums = take_array(arrays, "starts.so_far", "float64", steps.shape).tolist()
-    rows = zip(about.tolist(), np.split(actions, np.cumsum(steps)[:-1]), sums, strict=True)
-    return {row[0]: messages.Start(row[1], part, row[2], so_far) for row, part, so_far in rows}
+    actions = _take_rows(arrays, "starts.actions", sum(steps), column)
+    parts = np.split(actions, np.cumsum(steps)[:-1])
+    rows = zip(indices, seeds, parts, observed, sums, strict=True)
+    return {index: messages.Start(*start) for index, *start in rows}
 
 
 def encode_result(
@@ -117,7 +111,8 @@ def decode_result(
     of `data`, or of a copy where it is read-only, with the types, shapes and ranges of the columns
     that were asked for."""
     if message_type(data) == "failure":
-        return decode_failure(data, request.environment.env_id)
+        env_id = request.environment.env_id
+        return _decode(data, "failure", messages.CollectFailure, env_id=env_id)
     header, arrays = unpack(data, "episodes")
     if header != _question(request):
         raise WireError("these episodes are of another run, iteration or policy")
@@ -141,29 +136,37 @@ def take_episodes(
     lengths = take_array(arrays, "lengths", "int64")
     if lengths.ndim != 1 or lengths.size == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
         raise WireError("lengths: an episode has at least one step")
-    types = {name: dtype for name, dtype in messages.ABOUT_EPISODES.items() if name != "lengths"}
-    about = {name: take_array(arrays, name, types[name], lengths.shape) for name in types}
-    steps, found = int(lengths.sum()), {}
+    others = {name: of for name, of in messages.ABOUT_EPISODES.items() if name != "lengths"}
+    about = {name: take_array(arrays, name, of, lengths.shape) for name, of in others.items()}
+    rows, found = int(lengths.sum()), {}
     for column in columns:
-        rows, name = steps + len(lengths) * column.per_observation, prefix + column.name
-        array = take_array(arrays, name, column.dtype, (rows, *column.shape))
-        column.refuse_other_choices(name, array)
-        found[column.name] = array
+        more = len(lengths) * column.per_observation
+        found[column.name] = _take_rows(arrays, prefix + column.name, rows + more, column)
     return messages.Episodes(lengths=lengths, **about, columns=found)
+
+
+def _take_rows(arrays: _Arrays, name: str, rows: int, column: messages.Column | None) -> np.ndarray:
+    """Remove an array of this many rows, each as the column says; None: of any kind."""
+    array = take_array(arrays, name, column and column.dtype)
+    shape = (rows, *(array.shape[1:] if column is None else column.shape))
+    if array.shape != shape:
+        raise WireError(f"array {name}: shape {shape}, not {array.shape}")
+    choices = column.choices if column is not None and array.size else ()
+    # Comparing every number takes longer.
+    if choices and (array.min() < 0 or (array.max(axis=0).ravel() >= choices).any()):
+        raise WireError(f"{name}: a choice below 0, or not below {choices[:20]}")
+    return array
 
 
 def encode_failure(failure: messages.CollectFailure) -> bytes:
     return pack("failure", to_data(failure, but=("env_id",)), {})
 
 
-def decode_failure(data: Buffer, env_id: str) -> messages.CollectFailure:
-    """The failure; `env_id` is the environment of what was asked."""
-    return from_data(messages.CollectFailure, _header_alone(data, "failure"), env_id=env_id)
-
-
 def failure_kind(answer: Buffer) -> messages.FailureKind | None:
     """The kind of failure that an answer is; None: episodes. Raises WireError if it is neither."""
-    return None if message_type(answer) == "episodes" else decode_failure(answer, "").kind
+    if message_type(answer) == "episodes":
+        return None
+    return _decode(answer, "failure", messages.CollectFailure).kind
 
 
 def encode_describe(environment: messages.Environment) -> bytes:
@@ -172,16 +175,17 @@ def encode_describe(environment: messages.Environment) -> bytes:
 
 
 def decode_describe(data: Buffer) -> messages.Environment:
-    return from_data(messages.Environment, _header_alone(data, "describe"))
+    return _decode(data, "describe", messages.Environment)
 
 
 def encode_description(spec: messages.EnvironmentSpec) -> bytes:
     """Raises WireError if the spaces are of other kinds, or too large to describe."""
     data = pack("description", to_data(spec), {})
-    if len(data) > _MAX_DESCRIPTION_BYTES:
+    # A checkpoint's header holds a description, and the configuration besides.
+    if len(data) > (most := MAX_HEADER_BYTES // 2):
         raise WireError(
-            f"the spaces of {spec.env_id} take more than {_MAX_DESCRIPTION_BYTES} bytes to "
-            "describe: give neighbouring numbers of a Box the same bounds"
+            f"the spaces of {spec.env_id} take more than {most} bytes to describe: give "
+            "neighbouring numbers of a Box the same bounds"
         )
     return data
 
@@ -191,14 +195,15 @@ def decode_description(
 ) -> messages.EnvironmentSpec | messages.CollectFailure:
     """The environment's description, or why there is none; `env_id` is what was asked about."""
     if message_type(data) == "failure":
-        return decode_failure(data, env_id)
-    return from_data(messages.EnvironmentSpec, _header_alone(data, "description"))
+        return _decode(data, "failure", messages.CollectFailure, env_id=env_id)
+    return _decode(data, "description", messages.EnvironmentSpec)
 
 
-def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
-    header, arrays = unpack(data, kind)
+def _decode(data: Buffer, name: str, kind: type[Kind], **given: Any) -> Kind:
+    """A message without arrays."""
+    header, arrays = unpack(data, name)
     _refuse_others(arrays)
-    return header
+    return from_data(kind, header, **given)
 
 
 def take_array(

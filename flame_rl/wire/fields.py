@@ -6,21 +6,12 @@ limits, and no field is unknown or missing.
 
 import contextlib
 import functools
+import typing
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 Kind = TypeVar("Kind")
 
@@ -74,18 +65,25 @@ def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> K
 def value_from_data(hint: Any, value: Any, name: str) -> Any:
     """The value of one field, as its hint says: a list becomes a tuple and, for a float, an integer
     a float. Raises WireError: "{name}: {what is expected}, not {value}"."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _marked(*inner, value=value, name=name)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if NoneType in inner:
         return None if value is None else value_from_data(inner[0], value, name)
+    if is_dataclass(hint):
+        return from_data(hint, value, name)
+    if origin is Annotated and isinstance(inner[1], Converted):
+        return inner[1].from_data(value, name)
+    if origin is Annotated:
+        converted, (low, high, expected) = value_from_data(inner[0], value, name), inner[1]
+        if low <= (len(converted) if isinstance(converted, tuple) else converted) <= high:
+            return converted
+        expected = expected or f"a list of {low} to {high} entries"
+    else:
+        expected = ", ".join(inner) if origin is Literal else _WORDS.get(origin or hint)
     if origin is tuple and isinstance(value, list | tuple):
         items = enumerate(value)
         return tuple(value_from_data(inner[0], each, f"{name}[{i}]") for i, each in items)
     if origin is dict and isinstance(value, dict):
         return {k: value_from_data(inner[1], each, f"{name}[{k!r}]") for k, each in value.items()}
-    if is_dataclass(hint):
-        return from_data(hint, value, name)
     if origin is Literal and type(value) is str and value in inner:
         return value
     if hint is Any or (hint in (bool, str) and type(value) is hint):
@@ -94,27 +92,11 @@ def value_from_data(hint: Any, value: Any, name: str) -> Any:
     if number and isinstance(value, number) and type(value) is not bool:
         with contextlib.suppress(OverflowError):
             return hint(value)  # NumPy's numbers become Python's
-    _refuse(name, ", ".join(inner) if origin is Literal else _WORDS.get(origin or hint), value)
+    raise WireError(f"{name}: {expected}, not {value!s:.200}")
 
 
 _WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
 _WORDS |= {tuple: "a list", dict: "an object"}
-
-
-def _marked(hint: Any, *marks: object, value: Any, name: str) -> Any:
-    for mark in marks:
-        if isinstance(mark, Converted):
-            return mark.from_data(value, name)
-    converted = value_from_data(hint, value, name)
-    for mark in marks if value is not None else ():
-        measured = len(converted) if isinstance(converted, tuple) else converted
-        if isinstance(mark, Within) and not mark.low <= measured <= mark.high:
-            _refuse(name, mark.text or f"a list of {mark.low} to {mark.high} entries", value)
-    return converted
-
-
-def _refuse(name: str, expected: str, value: object) -> NoReturn:
-    raise WireError(f"{name}: {expected}, not {value!s:.200}")
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
@@ -133,7 +115,5 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
     return data
 
 
-@functools.cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(kind)}
+# The annotations of a dataclass's fields, by name.
+_hints_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))

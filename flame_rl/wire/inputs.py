@@ -43,11 +43,6 @@ class ObservationPart:
     stop: int
     one_byte: bool = False
 
-    @property
-    def channels_first(self) -> bool:
-        """Whether it is recorded with its channels last, unlike in its space."""
-        return self.one_byte and is_channels_first(self.space)
-
 
 @dataclass(frozen=True)
 class ObservationInput:
@@ -172,30 +167,24 @@ def observation_columns(space: gymnasium.Space) -> tuple[Column, ...]:
     )
 
 
-def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
-    """The columns that every algorithm needs: observations, actions as the policy sampled them
-    (real numbers before clipping, choices counted from 0), rewards as the environment returns them
-    and, where there are any, masks of allowed actions."""
+def step_columns(
+    spec: EnvironmentSpec, reward_parts: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
+) -> tuple[Column, ...]:
+    """What actors record: observations, actions as the policy sampled them (real numbers before
+    clipping, choices counted from 0), rewards as the environment returns them and, where there are
+    any, masks of allowed actions; and the reward parts and outcomes of these names, each side by
+    side in one column; outcomes are 0 but at an episode's last step."""
     choices = spec.choices
     scalar = isinstance(spec.action_space, spaces.Discrete)
     shape = () if scalar else (len(choices) or spec.action_dim,)
-    columns = (
+    columns = [
         *observation_columns(spec.observation_space),
         Column("actions", "float32" if spec.continuous else "int32", shape, False, choices),
         Column("rewards", "float64", spec.reward_shape, per_observation=False),
-    )
-    masks = Column(ACTION_MASKS, "uint8", (mask_bytes(spec.action_dim),), per_observation=True)
-    return (*columns, masks) if spec.masked else columns
-
-
-def recorded_columns(
-    spec: EnvironmentSpec, reward_parts: tuple[str, ...], outcomes: tuple[str, ...] = ()
-) -> tuple[Column, ...]:
-    """What actors record: `step_columns`, and the reward parts and outcomes of these names, if any,
-    each side by side in one column; outcomes are 0 but at an episode's last step."""
-    named = {"reward_parts": reward_parts, "outcomes": outcomes}
-    return step_columns(spec) + tuple(
-        Column(column, "float64", (len(names),), per_observation=False)
-        for column, names in named.items()
-        if names
-    )
+    ]
+    if spec.masked:
+        columns.append(Column(ACTION_MASKS, "uint8", (mask_bytes(spec.action_dim),), True))
+    for name, named in (("reward_parts", reward_parts), ("outcomes", outcomes)):
+        if named:
+            columns.append(Column(name, "float64", (len(named),), per_observation=False))
+    return tuple(columns)

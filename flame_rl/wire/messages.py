@@ -1,10 +1,8 @@
 """The messages between the learner and the actors: frozen, of NumPy arrays, plain values and the
-spaces of Gymnasium. `flame_rl.wire.codec` turns them into bytes and back, and
-`flame_rl.wire.fields` checks what is received by the annotations here.
+spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here.
 
-In shapes, D is the width of a flattened observation, A the width of a continuous action, F the
-number of factors of a discrete one, T the number of steps of an episode, E the number of episodes,
-and N the number of steps of all E.
+In shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
+factors of a discrete one, T that of the steps of an episode, N those of E episodes.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import gymnasium
 import numpy as np
@@ -23,15 +21,9 @@ from flame_rl.wire.spaces import MAX_PARTS, Shape, choices_of, space_from_data, 
 
 # The column of an observation that is a single input; those of several begin with it.
 OBSERVATIONS = "observations"
-# The most layers of a policy, activations included.
-MAX_LAYERS = 64
+MAX_LAYERS = 64  # of a policy, activations included
 _MAX_AGENTS = 1 << 16
-# A column for each part of an observation, and those of a step.
-_MAX_COLUMNS = MAX_PARTS + 64
 _MAX_ROW_NUMBERS = 1 << 24
-# The most characters of a failure's two texts. In JSON a character may take twelve bytes.
-MAX_MESSAGE_CHARACTERS = 10_000
-MAX_TRACEBACK_CHARACTERS = 50_000
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,6 @@ class EnvironmentSpec:
     two agents have one name.
 
     Attributes:
-        env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         note: a line for each thing that a user should know of it.
@@ -148,24 +139,20 @@ class EnvironmentSpec:
         return int(np.prod(self.action_space.shape)) if self.continuous else sum(self.choices)
 
 
-def _named_arrays(data: Any, name: str) -> dict[str, None]:
-    """The names of a layer's arrays; `codec.decode_snapshot` adds the arrays."""
-    return dict.fromkeys(value_from_data(tuple[str, ...], data, name))
+# Names in JSON, to which `codec.decode_snapshot` adds the arrays.
+_NAMES = Converted(
+    lambda data, name: dict.fromkeys(value_from_data(tuple[str, ...], data, name)), list
+)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer or a head of a policy.
-
-    Attributes:
-        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`.
-        arrays: the parameters by name, float32 or int32 as the kind declares.
-        input: after a layer of the kind "inputs", the place of the input that it acts on; None:
-            all of them side by side.
-    """
+    """A layer or a head of a policy. `kind`: a name in `flame_rl.nets.kinds.LAYERS` or `HEADS`,
+    which declares the `arrays`, float32 or int32. `input`: after a layer of the kind "inputs", the
+    place of the input that it acts on; None: all of them side by side."""
 
     kind: str
-    arrays: Annotated[dict[str, np.ndarray], Converted(_named_arrays, list)]
+    arrays: Annotated[dict[str, np.ndarray], _NAMES]
     input: Whole | None = None
 
 
@@ -187,9 +174,8 @@ Stream = Literal["training", "validation", "evaluation"]
 @dataclass(frozen=True)
 class Column:
     """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
-    fields contradict each other. `per_observation`: whether an episode of T steps has T+1 rows;
-    otherwise it has T. `choices`: the number of values, counted from 0, of each integer of a row;
-    empty: any."""
+    fields contradict each other. `per_observation`: whether an episode of T steps has T+1 rows, not
+    T. `choices`: the number of values, counted from 0, of each integer of a row; empty: any."""
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
@@ -204,14 +190,6 @@ class Column:
         if self.choices and (len(self.choices) != numbers or not self.dtype.startswith("int")):
             raise WireError("choices: not one for each integer of a row")
 
-    def refuse_other_choices(self, name: str, array: np.ndarray) -> None:
-        """Raise WireError, with the array's name, if a number is none of the choices."""
-        # Comparing every number takes longer.
-        if (self.choices and array.size) and (
-            array.min() < 0 or (array.max(axis=0).ravel() >= self.choices).any()
-        ):
-            raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
-
 
 @dataclass(frozen=True, eq=False)
 class Start:
@@ -220,8 +198,8 @@ class Start:
     Attributes:
         seed: the reset seed of the episode's environment.
         actions: those since the reset, as recorded, [j, ...].
-        observed: a digest of the last observation, by which one sees that playing them again has
-            led to the same state.
+        observed: a digest of the last observation, which tells whether playing them again has led
+            to the same state.
         so_far: the sum of the rewards since the reset, for reports.
     """
 
@@ -242,7 +220,7 @@ class CollectRequest:
         steps: with a number, the episodes that are wanted are those from the first index on until
             their lengths add up to it, and `indices` only those to begin with.
         policy_version: the version of the snapshot that must act.
-        columns: what is recorded at every step; see `flame_rl.wire.inputs.recorded_columns`.
+        columns: what is recorded at every step; see `flame_rl.wire.inputs.step_columns`.
         explore: whether actions are sampled; otherwise each is the action without noise.
         cut: the most steps of a fragment, the part of an episode that is played and answered as an
             episode; None: episodes are whole.
@@ -255,7 +233,7 @@ class CollectRequest:
     iteration: Whole
     indices: tuple[Whole, ...]
     policy_version: Whole
-    columns: Annotated[tuple[Column, ...], Within(1, _MAX_COLUMNS)]
+    columns: Annotated[tuple[Column, ...], Within(1, MAX_PARTS + 64)]
     stream: Stream = "training"
     explore: bool = True
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1
@@ -297,11 +275,6 @@ class _Recorded:
     def rewards(self) -> np.ndarray:
         """float64 [N], or [N, K] as they come where the environment's reward is a vector."""
         return self.columns["rewards"]
-
-    @property
-    def reward_parts(self) -> np.ndarray:
-        """float64 [N, P], the numbers that `Environment.reward_parts` names, if it names any."""
-        return self.columns["reward_parts"]
 
 
 @dataclass(frozen=True)
@@ -419,8 +392,9 @@ class CollectFailure:
     traceback: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", legible(self.message, MAX_MESSAGE_CHARACTERS))
-        object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
+        # In JSON a character may take twelve bytes.
+        object.__setattr__(self, "message", legible(self.message, 10_000))
+        object.__setattr__(self, "traceback", legible(self.traceback, 50_000))
 
     def __str__(self) -> str:
         known = {"environment": self.env_id, "iteration": self.iteration, "episode": self.index}

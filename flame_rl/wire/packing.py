@@ -40,21 +40,16 @@ def pack_buffers(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray
     """The same bytes as `pack`, to be sent one after another; the arrays are not copied."""
     text = _padded(json.dumps({"type": kind} | header).encode(), len(MAGIC) + _LENGTH.size)
     # The widest first: then each begins at a multiple of its own width.
-    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
+    ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     entries, end = {}, 0
-    for name, array in ordered:
+    for name, array in ordered.items():
         start, end = end, end + array.nbytes
-        code, offsets = _CODES[array.dtype], (start, end)
-        entries[name] = {"dtype": code, "shape": array.shape, "data_offsets": offsets}
+        entry = {"dtype": _CODES[array.dtype], "shape": array.shape}
+        entries[name] = entry | {"data_offsets": (start, end)}
     listed = _padded(json.dumps(entries).encode(), 0)
-    return [
-        MAGIC + _LENGTH.pack(len(text)) + text + _ARRAYS_LENGTH.pack(len(listed)) + listed,
-        *(
-            memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-            for _, array in ordered
-            if array.size
-        ),
-    ]
+    headers = MAGIC + _LENGTH.pack(len(text)) + text + _ARRAYS_LENGTH.pack(len(listed)) + listed
+    flat = (np.ascontiguousarray(a).reshape(-1) for a in ordered.values() if a.size)
+    return [headers, *(memoryview(array.view(np.uint8)) for array in flat)]
 
 
 def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -64,7 +59,18 @@ def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarra
     if found != kind:
         raise WireError(f"type: {kind}, not {found[:40]!r}")
     view = memoryview(data)
-    return header, _arrays(memoryview(bytearray(view)) if view.readonly else view, start)
+    view = memoryview(bytearray(view)) if view.readonly else view
+    entries, body = _json(view, start, _ARRAYS_LENGTH, "arrays")
+    arrays, ranges = {}, [(0, 0), (len(view) - body,) * 2]
+    for name, entry in entries.items():
+        try:
+            arrays[name], start_and_end = _array(view[body:], entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
+        ranges.append(start_and_end)
+    if any(left[1] != right[0] for left, right in pairwise(sorted(ranges))):
+        raise WireError("arrays: their byte ranges overlap or leave gaps")
+    return header, arrays
 
 
 def message_type(data: Buffer) -> str:
@@ -100,20 +106,6 @@ def _json(data: Buffer, start: int, length: struct.Struct, name: str) -> tuple[d
     if not isinstance(value, dict):
         raise WireError(f"{name}: not a JSON object")
     return value, begin + size
-
-
-def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
-    entries, body = _json(data, start, _ARRAYS_LENGTH, "arrays")
-    arrays, ranges = {}, [(0, 0), (len(data) - body,) * 2]
-    for name, entry in entries.items():
-        try:
-            arrays[name], start_and_end = _array(data[body:], entry)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
-        ranges.append(start_and_end)
-    if any(left[1] != right[0] for left, right in pairwise(sorted(ranges))):
-        raise WireError("arrays: their byte ranges overlap or leave gaps")
-    return arrays
 
 
 def _array(body: memoryview, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:

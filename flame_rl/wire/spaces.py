@@ -2,7 +2,8 @@
 
     Box(0, 255, (84, 84), uint8)     {"type": "box", "dtype": "uint8", "shape": [84, 84],
                                       "low": 0, "high": 255}
-    Discrete(3, start=1)             {"type": "discrete", "dtype": "int64", "n": 3, "start": 1}
+    Discrete(3, start=1)             {"type": "discrete", "dtype": "int64", "shape": [],
+                                      "n": 3, "start": 1}
     MultiDiscrete([2, 3])            {"type": "multidiscrete", "dtype": "int64", "shape": [2],
                                       "nvec": [[2, 1], [3, 1]], "start": 0}
     MultiBinary(4)                   {"type": "multibinary", "n": 4}, or "n": [2, 2]
@@ -44,6 +45,14 @@ def choices_of(space: gymnasium.Space) -> tuple[int, ...]:
     return ()
 
 
+# By type: the class, the kinds of its numbers, and its arrays. Those of a Discrete are numbers.
+_KINDS = {
+    "box": (spaces.Box, "fiub", ("low", "high")),
+    "discrete": (spaces.Discrete, "iu", ("n", "start")),
+    "multidiscrete": (spaces.MultiDiscrete, "iu", ("nvec", "start")),
+}
+
+
 def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     """A space as JSON data. Raises WireError for kinds of spaces that the module does not list."""
     if isinstance(space, spaces.Dict):
@@ -54,15 +63,10 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         flat = space.shape == (space.n,)
         return {"type": "multibinary", "n": space.n if flat else list(space.shape)}
-    data: dict[str, Any] = {"dtype": str(np.dtype(space.dtype))}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "discrete", **data, "n": int(space.n), "start": int(space.start)}
-    data["shape"] = list(space.shape or ())
-    if isinstance(space, spaces.Box):
-        return {"type": "box", **data, "low": _runs(space.low), "high": _runs(space.high)}
-    if isinstance(space, spaces.MultiDiscrete):
-        runs = {"nvec": _runs(space.nvec), "start": _runs(space.start)}
-        return {"type": "multidiscrete", **data, **runs}
+    for kind, (class_, _, names) in _KINDS.items():
+        if isinstance(space, class_):
+            data = {"type": kind, "dtype": str(np.dtype(space.dtype)), "shape": list(space.shape)}
+            return data | {name: _runs(np.asarray(getattr(space, name))) for name in names}
     raise WireError(f"{space!s:.200} cannot be described as data")
 
 
@@ -75,25 +79,18 @@ def space_from_data(data: object, name: str) -> gymnasium.Space:
 def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasium.Space:
     """One space; `left` are the numbers of subspaces and of numbers that may still come."""
 
-    def count(what: str, number: int = 1) -> int:
+    def count(what: str, number: int) -> None:
         left[what] -= number
         if left[what] < 0:
             raise ValueError(f"a space of more than {MAX_PARTS} parts or {MAX_NUMBERS} numbers")
-        return number
-
-    def field(name: str, hint: Any) -> Any:
-        return value_from_data(hint, data[name], f"{where}.{name}")
-
-    def array(name: str) -> np.ndarray:
-        return _array(data[name], f"{where}.{name}", shape, dtype)
 
     try:
-        count("parts")
+        count("parts", 1)
         if depth > MAX_NESTING:
             raise ValueError(f"more than {MAX_NESTING} levels")
         kind = data.get("type") if isinstance(data, dict) else "what is not a space"
         if kind in ("tuple", "dict"):
-            parts = field("spaces", tuple[Any, ...])
+            parts = value_from_data(tuple[Any, ...], data["spaces"], f"{where}.spaces")
             named = [*enumerate(parts)]
             if kind == "dict":
                 named = [(value_from_data(str, n, f"{where}: name"), part) for n, part in parts]
@@ -102,25 +99,29 @@ def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasi
             read = [(n, _read(part, f"{where}[{n!r}]", depth + 1, left)) for n, part in named]
             # A list keeps the order; a dictionary would be sorted.
             return spaces.Dict(read) if kind == "dict" else spaces.Tuple([p for _, p in read])
-        if kind not in ("discrete", "box", "multidiscrete", "multibinary"):
-            raise ValueError(f"{kind!s:.40} is no known kind of space")
-        if kind == "discrete":
-            n, start = count("numbers", field("n", int)), field("start", int)
-            dtype = _dtype(data, "iu")
-            # Gymnasium before 1.2.2 has no other, and no argument for it.
-            other = {} if dtype == np.int64 else {"dtype": dtype}
-            return spaces.Discrete(n, start=start, **other)
-        if kind == "multibinary" and type(data["n"]) is int:
-            return spaces.MultiBinary(count("numbers", data["n"]))
-        shape = field("n" if kind == "multibinary" else "shape", Shape)
-        count("numbers", math.prod(shape))
         if kind == "multibinary":
-            return spaces.MultiBinary(list(shape))
-        dtype = _dtype(data, "fiub" if kind == "box" else "iu")
+            flat = type(data["n"]) is int
+            shape = value_from_data(Shape, [data["n"]] if flat else data["n"], f"{where}.n")
+            count("numbers", math.prod(shape))
+            return spaces.MultiBinary(shape[0] if flat else list(shape))
+        if kind not in _KINDS:
+            raise ValueError(f"{kind!s:.40} is no known kind of space")
+        _, types, names = _KINDS[kind]
+        dtype = _DTYPES.get(data["dtype"])
+        if dtype is None or dtype.kind not in types:
+            raise ValueError(f"dtype: {data['dtype']!r:.40}")
+        shape = value_from_data(Shape, data.get("shape", []), f"{where}.shape")
+        count("numbers", math.prod(shape) if shape else 0)
+        arrays = [_array(data[name], f"{where}.{name}", shape, dtype) for name in names]
         if kind == "box":
-            return spaces.Box(array("low"), array("high"), shape, dtype.type)
-        count("numbers", sum((nvec := array("nvec")).ravel().tolist()))
-        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=array("start"))
+            return spaces.Box(*arrays, shape, dtype.type)
+        nvec, start = arrays
+        count("numbers", sum(nvec.ravel().tolist()))
+        if kind == "multidiscrete":
+            return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+        # Gymnasium before 1.2.2 has no other type, and no argument for it.
+        other = {} if dtype == np.int64 else {"dtype": dtype}
+        return spaces.Discrete(int(nvec), start=int(start), **other)
     except WireError:
         raise
     except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
@@ -150,10 +151,3 @@ def _array(data: Any, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.
     if exact.tolist() != values:
         raise ValueError(f"numbers that {dtype} does not hold")
     return np.repeat(exact, counts).reshape(shape)
-
-
-def _dtype(data: dict[str, Any], kinds: str) -> np.dtype:
-    dtype = _DTYPES.get(data["dtype"])
-    if dtype is None or dtype.kind not in kinds:
-        raise ValueError(f"dtype: {data['dtype']!r:.40}")
-    return dtype

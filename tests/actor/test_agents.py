@@ -20,7 +20,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import recorded_columns
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectFailure, Environment
 from flame_rl.wire.packing import WireError
 from tests.actor.oracle import assert_played_plainly
@@ -35,7 +35,7 @@ def game(env_id: str, limit: int | None = None, number: bool = False, **options)
     """The environment's simulator, a policy for it, and a function that makes requests."""
     environment = Environment(env_id, limit, "auto", options.pop("parts", ()), number)
     simulator, spec = describe(environment)
-    columns = recorded_columns(spec, environment.reward_parts)
+    columns = step_columns(spec, environment.reward_parts)
     snapshot = snapshot_for(spec, **options)
 
     def request(indices, **changes):
@@ -94,7 +94,7 @@ def test_parts_of_the_reward_are_each_agents_own():
     simulator, snapshot, request = game(RAGGED, parts=("left",))
     for episode in collect_episodes(snapshot, request(range(12)), simulator):
         left = np.arange(episode.length)[::-1, None]
-        assert episode.reward_parts.tolist() == left.tolist()
+        assert episode.columns["reward_parts"].tolist() == left.tolist()
 
 
 def test_turns_become_steps_of_all():

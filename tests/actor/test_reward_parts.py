@@ -11,7 +11,7 @@ from flame_rl.actor.environments.converting import action_converter
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator
-from flame_rl.wire.inputs import recorded_columns
+from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectFailure, Environment
 from tests.actor.test_simulators import of_twins
 from tests.helpers import described, environment_id, request_for, snapshot_for
@@ -26,7 +26,7 @@ def collect(env_id: str, parts=(), choice: str = "plain", outcomes=(), **options
     request = replace(
         request_for(env_id, **options),
         environment=environment,
-        columns=recorded_columns(spec, parts, outcomes),
+        columns=step_columns(spec, parts, outcomes),
     )
     simulator, _ = choose_simulator(environment)
     try:
@@ -65,7 +65,7 @@ def test_parts_are_those_of_info(env_id, parts, choice):
     for episode in list(episodes)[::10]:
         rewards, infos = played_again(env_id, request, episode)
         expected = np.array([[info[name] for name in parts] for info in infos], np.float64)
-        assert episode.reward_parts.tobytes() == expected.tobytes()
+        assert episode.columns["reward_parts"].tobytes() == expected.tobytes()
         assert episode.rewards.tobytes() == np.array(rewards, np.float64).tobytes()
 
 
@@ -105,7 +105,7 @@ def test_a_vector_is_recorded_as_it_is():
         rewards, infos = played_again(env_id, request, episode)
         assert episode.length == 3 and episode.rewards.tolist() == np.array(rewards).tolist()
         costs = [info["cost"] for info in infos]
-        assert episode.reward_parts[:, 0].tolist() == costs == [0, -1, -2]
+        assert episode.columns["reward_parts"][:, 0].tolist() == costs == [0, -1, -2]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_reward_space_of_more_axes_is_refused():
 
 def test_parts_that_the_environment_does_not_record_are_refused():
     request = request_for(environment_id("Parts"))
-    columns = recorded_columns(described(environment_id("Parts")), PARTS)
+    columns = step_columns(described(environment_id("Parts")), PARTS)
     simulator, _ = choose_simulator(request.environment)
     snapshot = snapshot_for(described(environment_id("Parts")))
     failure = collect_episodes(snapshot, replace(request, columns=columns), simulator)

@@ -15,7 +15,7 @@ from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.learner.training.slices import mean_gradient
-from flame_rl.modules.recurrent import MEMORIES
+from flame_rl.modules.layers import MEMORIES
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import collect, described, environment_id
 from tests.learners import ON_POLICY, make_config, make_learner

@@ -35,7 +35,9 @@ def shaped(episode):
     """Differs with every column that a function may look at."""
     change = np.abs(np.diff(episode.observations, axis=0)).sum(axis=1)
     own = episode.rewards.reshape(episode.length, -1)[:, 0]
-    parts = episode.reward_parts @ [10.0, 100.0] if "reward_parts" in episode.columns else 0
+    parts = (
+        episode.columns["reward_parts"] @ [10.0, 100.0] if "reward_parts" in episode.columns else 0
+    )
     return own - 0.5 * change + 3 * episode.actions + 7 * episode.terminated + parts
 
 

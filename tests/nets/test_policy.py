@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import model
-from flame_rl.modules.layers import LayerNorm
-from flame_rl.modules.recurrent import MEMORIES
+from flame_rl.modules.layers import MEMORIES, LayerNorm
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind

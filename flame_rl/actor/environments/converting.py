@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.inputs import ObservationPart
+from flame_rl.wire.inputs import ObservationPart, is_channels_first
 
 # Bounds beyond it are those of a number's type, and not of an action.
 MAX_BOUND = 1e6
@@ -55,7 +55,8 @@ def write_observation(parts: Sequence[ObservationPart], given: object, row: np.n
             if bytes_cast and (array.astype(np.uint8) != array).any():
                 text = f"{array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
                 raise ValueError(f"{where}: {text}")
-            target[:] = (np.moveaxis(array, 0, -1) if part.channels_first else array).ravel()
+            channels_first = part.one_byte and is_channels_first(space)
+            target[:] = (np.moveaxis(array, 0, -1) if channels_first else array).ravel()
         if part.path and not part.one_byte and not np.isfinite(target).all():
             raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")
 

@@ -78,7 +78,7 @@ def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> _Arrays:
         bits = np.unpackbits(episodes.columns[ACTION_MASKS], axis=-1, count=spec.action_dim)
         arrays[ACTION_MASKS] = bits.astype(bool)
     if REWARD_PARTS in episodes.columns:
-        arrays[REWARD_PARTS] = episodes.reward_parts
+        arrays[REWARD_PARTS] = episodes.columns[REWARD_PARTS]
     return arrays
 
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import Stacks
 from flame_rl.learner.training.network import Gradient, Loss, LossResult, Network, Samples
-from flame_rl.modules.layers import LayerModule
-from flame_rl.modules.recurrent import burning_in
+from flame_rl.modules.layers import LayerModule, burning_in
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.system.errors import UsageError
 

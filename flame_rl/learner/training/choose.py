@@ -17,7 +17,7 @@ from flame_rl.learner.training.autograd import Apply, AutogradNetwork
 from flame_rl.learner.training.device import NETWORK_DEVICE
 from flame_rl.learner.training.network import Network
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.layers import Activation, Convolution, Dense, LayerNorm, Select
+from flame_rl.modules.layers import MEMORIES, Activation, Convolution, Dense, LayerNorm, Select
 from flame_rl.modules.networks import (
     ActionValueNetwork,
     CategoricalPolicy,
@@ -28,7 +28,6 @@ from flame_rl.modules.networks import (
     ValueNetwork,
 )
 from flame_rl.modules.observations import FrameStack, ObservationNormalizer
-from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.layers import NormalizeLayer
 
 # How many times slower torch is, for two layers of 64 units and minibatches of 64 steps.
@@ -87,8 +86,8 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
             own |= {"norm_weight": place, "norm_bias": place + outputs, "epsilon": norm.eps}
             place += 2 * outputs
             expected += norm.weight, norm.bias
-        if layers and type(layers[0]) is Activation and layers[0].name in ACTIVATIONS:
-            own["activation"] = ACTIVATIONS[layers.pop(0).name]
+        if layers and type(layers[0]) is Activation and layers[0].kind in ACTIVATIONS:
+            own["activation"] = ACTIVATIONS[layers.pop(0).kind]
         fields.append(own)
     # Compiled code would read beyond layers that do not fit each other, or the head.
     fit = all(one["outputs"] == other["inputs"] for one, other in pairwise(fields))
