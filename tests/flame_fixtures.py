@@ -134,8 +134,8 @@ for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
 # main.py, with a cluster that is asked more often and missed sooner.
 HURRIED = """
 import sys
-from flame_rl.backends.flame import executors
-executors.ASK_SECONDS, executors.QUIET_SECONDS = 0.5, 2.0
+from flame_rl.backends.flame import cluster
+cluster.ASK_SECONDS, cluster.QUIET_SECONDS = 0.5, 2.0
 import main
 sys.exit(main.main())
 """

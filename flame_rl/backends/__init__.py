@@ -12,20 +12,13 @@ class Backend(Protocol):
     listener: Listener
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
-        """Read the environment's spaces and choose its simulator.
-
-        Raises UsageError if the environment or its simulator cannot be made, or a space is of an
-        unsupported kind.
-        """
+        """Read the environment's spaces and choose its simulator. Raises UsageError if one of the
+        two cannot be made, or a space is of an unsupported kind."""
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
-        """All episodes of the request, sorted by index.
-
-        Raises:
-            UsageError: the environment is at fault: it cannot be made, returns NaN, ….
-            RunError: workers kept failing.
-            Interrupted: the user asked to stop.
-        """
+        """All episodes of the request, sorted by index. Raises UsageError where the environment is
+        at fault (it cannot be made, returns NaN, …), RunError if workers kept failing, Interrupted
+        if the user asked to stop."""
 
     def close(self) -> None:
         """End the workers and remove what lies on a cluster. May be called twice."""

@@ -18,15 +18,7 @@ from flame_rl.actor.randomness import seed_of
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.wire import codec
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    Episodes,
-    concatenate,
-)
+from flame_rl.wire import codec, messages
 from flame_rl.wire.packing import Buffer
 
 MAX_ATTEMPTS = 3
@@ -44,7 +36,7 @@ class Listener:
     def waiting(self, text: str) -> None:
         """What the run waits for now; "" once it waits no longer."""
 
-    def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
+    def collecting(self, request: messages.CollectRequest, episodes: int, env_steps: int) -> None:
         """Episodes and env steps of the request that have been played so far; called a few times
         a second by the collecting thread. Each of several agents has an episode of its own."""
 
@@ -57,68 +49,55 @@ def tell(method: Callable[..., None], *what: object) -> None:
 
 @dataclass(frozen=True)
 class Collected:
-    """The episodes of one iteration and what it took to get them.
+    """The episodes of one iteration, sorted by index, and what it took to get them."""
 
-    Attributes:
-        episodes: sorted by index.
-        bytes_out, bytes_in: bytes sent to the workers and received from them.
-        waiting_seconds: the time in which the learner's process only waited for episodes.
-        seconds: from the first task sent to the last answer received.
-        retries: the number of failed tasks, which were sent again.
-        dropped: the number of answers that came when nobody waited for them any more.
-        awaited: the seconds in which the learner's loop waited; fewer than `seconds` where it had
-            collecting begun before.
-    """
-
-    episodes: Episodes
+    episodes: messages.Episodes
+    # Sent to the workers, and received from them.
     bytes_out: int
     bytes_in: int
+    # The time in which the learner's process only waited for episodes.
     waiting_seconds: float
+    # From the first task sent to the last answer received.
     seconds: float
+    # Failed tasks, which were sent again.
     retries: int
+    # Answers that came when nobody waited for them any more.
     dropped: int = 0
+    # The seconds in which the learner's loop waited; fewer where it had collecting begun before.
     awaited: float = 0.0
 
 
 @dataclass(frozen=True)
 class Transport:
-    """How tasks reach the workers of a backend.
+    """How tasks reach the workers of a backend."""
 
-    Attributes:
-        submit: sends an encoded request for a number of episodes, and returns the future of the
-            encoded answer.
-        in_flight: the most tasks that are sent and not yet answered.
-        check: called repeatedly while answers are awaited; may raise.
-        failed: called when a task failed on its way and not in a worker, which does not count as an
-            attempt; None if every failure counts.
-        played: the numbers of episodes and env steps that workers have played of the tasks in
-            flight, as far as that is known.
-        unusable: what to add where a worker cannot make the environment, which was made once to be
-            described; "": nothing.
-    """
-
+    # Sends an encoded request for a number of episodes: the future of the encoded answer.
     submit: Callable[[bytes, int], Future[Buffer]]
+    # The most tasks that are sent and not yet answered.
     in_flight: int
+    # Called repeatedly while answers are awaited; may raise.
     check: Callable[[], None] = lambda: None
-    failed: Callable[[CollectFailure], None] | None = None
+    # Called when a task failed on its way and not in a worker, which does not count as an attempt;
+    # None if every failure counts.
+    failed: Callable[[messages.CollectFailure], None] | None = None
+    # The episodes and env steps that workers are known to have played of the tasks in flight.
     played: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    # What to add where a worker cannot make the environment, which was made once to be described.
     unusable: str = ""
 
 
 def gather(
-    request: CollectRequest,
+    request: messages.CollectRequest,
     transport: Transport,
     sizes: TaskSizes,
     stop: threading.Event,
     listener: Listener,
 ) -> Collected:
-    """Collect what `request` wants, in tasks of several episodes.
+    """Collect what `request` wants, in tasks of several episodes; the split changes no result.
 
-    The split changes no result: every episode is a function of its index, and where steps are
-    wanted, lengths alone decide which ones count. The episodes of a failed task are asked for
-    again, one by one; `MAX_ATTEMPTS` failures of an episode that counts end the run. Near the end,
-    what is late is asked for twice, and the first answer counts: nobody waits for tasks that are
-    still in flight afterwards, and their futures are cancelled.
+    The episodes of a failed task are asked for again, one by one; `MAX_ATTEMPTS` failures of an
+    episode that counts end the run. Near the end, what is late is asked for twice, and the first
+    answer counts: the futures of tasks that are still in flight afterwards are cancelled.
 
     `sizes` splits the request, and notes how long that took; `stop` ends the wait when it is set.
     Raises as `Backend.collect` does; tasks may then still be in flight.
@@ -129,7 +108,7 @@ def gather(
     split = sizes.split if request.cut is None else sizes.split_evenly
     tasks = Tasks(request, split(len(request.indices)), sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
-    answers: list[Episodes] = []
+    answers: list[messages.Episodes] = []
     episodes = steps = bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
     while (wanted := tasks.wanted) is None:
@@ -151,7 +130,7 @@ def gather(
             task = running.pop(future)
             answer, size = _read_answer(future, task.request)
             bytes_in += size
-            if isinstance(answer, Episodes):
+            if isinstance(answer, messages.Episodes):
                 lengths = answer.lengths.reshape(-1, agents).sum(axis=1)
                 for run in tasks.answered(task, now, lengths):
                     answers.append(answer.between(run.start * agents, run.stop * agents))
@@ -181,15 +160,15 @@ def gather(
     for future in running:
         future.cancel()
     seconds = time.perf_counter() - started
-    sizes.note(tasks.answers, seconds, tasks.paces)
+    sizes.note(episodes // agents, seconds, tasks.paces)
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda answer: answer.index[0])
-    collected = concatenate(answers).between(0, wanted * agents)
+    collected = messages.concatenate(answers).between(0, wanted * agents)
     return Collected(collected, bytes_out, bytes_in, waiting, seconds, retries)
 
 
 def _one_by_one(
-    task: Task, missing: tuple[int, ...], failure: CollectFailure, unusable: str
+    task: Task, missing: tuple[int, ...], failure: messages.CollectFailure, unusable: str
 ) -> list[Task]:
     """A task for each missing episode of a failed one, so that a bad episode is found. Raises
     UsageError or RunError if no attempt is left, or another one would fail alike."""
@@ -215,8 +194,8 @@ def _one_by_one(
 
 
 def describe_by(
-    worker: Worker, environment: Environment, deadline: float, stop: threading.Event
-) -> EnvironmentSpec:
+    worker: Worker, environment: messages.Environment, deadline: float, stop: threading.Event
+) -> messages.EnvironmentSpec:
     """The environment's description by a worker, within `deadline` seconds. Raises as
     `Backend.describe` does, RunError if the worker dies each time, and Interrupted."""
     for deaths in itertools.count(1):
@@ -224,14 +203,14 @@ def describe_by(
         answer = codec.decode_description(data, environment.env_id)
         if stop.is_set():
             raise Interrupted
-        if not isinstance(answer, CollectFailure):
+        if not isinstance(answer, messages.CollectFailure):
             return answer
         if answer.kind != "start":
             raise UsageError(f"{answer}{known_here_alone(answer)}")
         _end_after_deaths(deaths, answer)
 
 
-def _end_after_deaths(deaths: int, failure: CollectFailure) -> None:
+def _end_after_deaths(deaths: int, failure: messages.CollectFailure) -> None:
     """Raise RunError after too many deaths of workers, one after another, before they played."""
     if deaths >= MAX_DEATHS:
         raise RunError(
@@ -241,8 +220,8 @@ def _end_after_deaths(deaths: int, failure: CollectFailure) -> None:
 
 
 def _read_answer(
-    future: Future[Buffer], request: CollectRequest
-) -> tuple[Episodes | CollectFailure, int]:
+    future: Future[Buffer], request: messages.CollectRequest
+) -> tuple[messages.Episodes | messages.CollectFailure, int]:
     """The decoded answer and its bytes. Whatever is raised fails this task alone."""
     kind = "transport"
     try:
@@ -252,4 +231,4 @@ def _read_answer(
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         env_id = request.environment.env_id
-        return CollectFailure(kind, message, env_id, iteration=request.iteration), 0
+        return messages.CollectFailure(kind, message, env_id, iteration=request.iteration), 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,13 +43,11 @@ class TaskSizes:
     about `TASK_SECONDS`, or longer if the learner could not keep up. Where one is much slower than
     the others, a large task is what it can play in the whole iteration; the others take more of
     the small ones. No result depends on it.
-
-    Attributes:
-        workers: their number, which may change between iterations.
     """
 
     def __init__(self, workers: int, together: int = 1) -> None:
-        """`together`: the number of processes in each worker; no task is smaller without need."""
+        """`workers`: their number, which may be set between iterations. `together`: the number of
+        processes in each worker; no task is smaller without need."""
         self.workers = workers
         self._together = together
         self._episode_seconds = math.inf
@@ -101,14 +99,10 @@ def _equal_parts(whole: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Episodes that are asked for together.
-
-    Attributes:
-        request: names them.
-        attempt: the number of times that its only episode has been asked for, from 1.
-    """
+    """Episodes that are asked for together."""
 
     request: CollectRequest
+    # The number of times that its only episode has been asked for.
     attempt: int = 1
 
 
@@ -132,12 +126,8 @@ class Tasks:
         self._place = {index: place for place, index in enumerate(request.indices)}
         # Their env steps, 0 of those that have not been answered.
         self._lengths = np.zeros(len(request.indices), np.int64)
-        # The number of tasks, waiting or sent, that each episode is in.
-        self._copies = np.zeros(len(request.indices), np.int64)
-        # A stack: the next task is at the end.
-        self._waiting: list[Task] = []
-        self.put_first(self._split(request.indices, sizes))
-        self._first = self._waiting[-workers:][::-1]
+        self._waiting = deque(self._split(request.indices, sizes))
+        self._first = list(self._waiting)[:workers]
         # The tasks in flight, in the order of sending, and when each began.
         self._sent: dict[Task, float | None] = {}
         self._paces: dict[Task, float] = {}
@@ -151,11 +141,6 @@ class Tasks:
             return known if known == len(self._lengths) else None
         last = int(np.searchsorted(np.cumsum(self._lengths[:known]), steps))
         return last + 1 if last < known else None
-
-    @property
-    def answers(self) -> int:
-        """The number of episodes that have come."""
-        return int((self._lengths > 0).sum())
 
     @property
     def _known(self) -> int:
@@ -179,7 +164,7 @@ class Tasks:
         if not self._waiting and len(self._sent) < self._workers:
             self._extend()
         if self._waiting:
-            task = self._waiting.pop() if len(self._sent) < self._in_flight else None
+            task = self._waiting.popleft() if len(self._sent) < self._in_flight else None
         else:
             task = self._late(now) if len(self._sent) < self._workers else None
         if task is not None:
@@ -204,20 +189,15 @@ class Tasks:
         """A task has failed. Returns the indices of its episodes that no other task brings."""
         self._remove(task, now)
         self._first = []
-        places = self._places(task)
-        needed = (self._lengths[places] == 0) & (self._copies[places] == 0)
-        return tuple(itertools.compress(task.request.indices, needed))
+        return self._unanswered(task, self._copies(), 0)
 
     def put_first(self, tasks: Sequence[Task]) -> None:
         """These come next, the first of them first."""
-        for task in reversed(tasks):
-            self._waiting.append(task)
-            self._copies[self._places(task)] += 1
+        self._waiting.extendleft(reversed(tasks))
 
     def put_last(self, task: Task) -> None:
         """This comes last."""
-        self._waiting.insert(0, task)
-        self._copies[self._places(task)] += 1
+        self._waiting.append(task)
 
     def _extend(self) -> None:
         """Ask for the episodes that will be lacking if all are as long as those that have come."""
@@ -230,7 +210,6 @@ class Tasks:
         first = self._request.indices[0] + asked
         self._place |= {first + i: asked + i for i in range(count)}
         self._lengths = np.append(self._lengths, np.zeros(count, np.int64))
-        self._copies = np.append(self._copies, np.zeros(count, np.int64))
         sizes = _equal_parts(count, min(count, self._workers))
         self.put_first(self._split(range(first, first + count), sizes))
 
@@ -242,10 +221,20 @@ class Tasks:
     def _places(self, task: Task) -> np.ndarray:
         return np.array([self._place[index] for index in task.request.indices], np.int64)
 
+    def _copies(self) -> Counter[int]:
+        """The number of tasks, waiting or sent, that each episode is in, by its index."""
+        indices = (task.request.indices for task in itertools.chain(self._waiting, self._sent))
+        return Counter(itertools.chain.from_iterable(indices))
+
+    def _unanswered(self, task: Task, copies: Counter[int], count: int) -> tuple[int, ...]:
+        """The indices of the task's episodes that have not come and are in this number of tasks."""
+        lengths = self._lengths[self._places(task)]
+        pairs = zip(task.request.indices, lengths, strict=True)
+        return tuple(i for i, length in pairs if not length and copies[i] == count)
+
     def _remove(self, task: Task, now: float) -> float:
         """Take a task that is no longer in flight; returns when it began."""
         began = self._sent.pop(task)
-        self._copies[self._places(task)] -= 1
         self._begin(now)
         return now if began is None else began
 
@@ -257,22 +246,18 @@ class Tasks:
 
     def _late(self, now: float) -> Task | None:
         """The end of the late task of which most is left."""
-        most: list[int] = []
-        attempt = 1
+        most: tuple[int, ...] = ()
+        attempt, copies = 1, self._copies()
         for task, began in self._sent.items():
             count = len(task.request.indices)
             known = [seconds * max(1.0, count / size) for size, seconds in self._typical]
             expected = statistics.median(known) if known else math.inf
             if now - began <= max(LATE * expected, expected + TASK_SECONDS):
                 continue
-            places = self._places(task)
-            once = (self._lengths[places] == 0) & (self._copies[places] == 1)
-            if once.sum() > len(most):
-                most = list(itertools.compress(task.request.indices, once))
-                attempt = task.attempt
+            once = self._unanswered(task, copies, 1)
+            if len(once) > len(most):
+                most, attempt = once, task.attempt
         if not most:
             return None
         end = most[-math.ceil(len(most) / self._workers) :]
-        task = Task(replace(self._request, indices=tuple(end)), attempt)
-        self._copies[self._places(task)] += 1
-        return task
+        return Task(replace(self._request, indices=end), attempt)

@@ -48,15 +48,14 @@ def nothing_but_json(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    own, kept = sys.stdout, None
+    kept = None
     with contextlib.suppress(OSError):  # closed
         kept = os.dup(1)
         os.dup2(2, 1)
-    sys.stdout = sys.stderr
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
-        sys.stdout = own
         if kept is not None:
             os.dup2(kept, 1)
             os.close(kept)

@@ -38,10 +38,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises OSError if the disk refuses; `path` is then as it was."""
     temporary = path.with_name(path.name + ".part")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            _flush(file.fileno())
+        temporary.write_bytes(data)
+        sync(temporary)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -54,18 +52,12 @@ def sync(path: Path) -> None:
     """Make a file, or a folder's list of files, outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        _flush(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _flush(descriptor: int) -> None:
-    """As `os.fsync`, where the file system has it: not CIFS and WSL for folders."""
-    try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of folders on CIFS and WSL
             raise
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -102,23 +102,20 @@ def group_limits(root: Path = Path("/")) -> tuple[float, float]:
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for controller in controllers.split(","):  # version 2 has one folder for all
+                group = root / "sys/fs/cgroup" / controller / path.strip("/")
                 # A container may see its own group at the top, whatever its path says.
-                folder = root / "sys/fs/cgroup" / controller
-                for name in path.split("/"):
-                    folder /= name
-                    files = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
-                    if quota := numbers(folder, *files):
+                for folder in (group, *group.parents):
+                    if quota := numbers(folder, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
                         cores = min(cores, quota[0] / quota[1])
-                    files = "memory.max", "memory.limit_in_bytes"
-                    memory = min(memory, *numbers(folder, *files), math.inf)
+                    limits = numbers(folder, "memory.max", "memory.limit_in_bytes")
+                    memory = min([memory, *limits])
     return cores, memory
 
 
 def has_display() -> bool:
     """Whether there is a screen, as far as can be told without opening a window."""
-    if sys.platform in ("darwin", "win32"):
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(named) or sys.platform in ("darwin", "win32")
 
 
 def require(module: str, package: str, group: str) -> ModuleType:

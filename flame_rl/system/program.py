@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import flame_rl
+_ROOT = Path(__file__).parent.parent.parent
 
 
 def from_clone() -> bool:
     """Whether commands are typed as `uv run main.py …`."""
-    root = Path(flame_rl.__file__).parent.parent
-    there = (root / "main.py").is_file() and (root / "model.py").is_file()
+    there = (_ROOT / "main.py").is_file() and (_ROOT / "model.py").is_file()
     return there and Path(sys.argv[0]).name != "flame-rl"
 
 
@@ -33,5 +32,4 @@ def installs(extra: str) -> str:
 
 def process() -> list[str]:
     """The first words of a process of this program."""
-    script = [str(Path(flame_rl.__file__).parent.parent / "main.py")]
-    return [sys.executable, *(script if from_clone() else ["-m", "flame_rl"])]
+    return [sys.executable, *([str(_ROOT / "main.py")] if from_clone() else ["-m", "flame_rl"])]

@@ -10,10 +10,10 @@ from flamepy.core.types import FlameError, FlameErrorCode, ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor, versions
-from flame_rl.backends.flame import executors
-from flame_rl.backends.flame.cluster import Capacity, capacity_of
+from flame_rl.backends.flame import cluster as cluster_module
+from flame_rl.backends.flame.cluster import Capacity, ExecutorMonitor, capacity_of, count
 from flame_rl.backends.flame.compat import batch_past
-from flame_rl.backends.flame.executors import Answers, ExecutorMonitor, count
+from flame_rl.backends.flame.session import Answers
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.packing import WireError
@@ -69,7 +69,7 @@ class Cluster:
         self.monitor.listener = SimpleNamespace(say=self.lines.append, waiting=self.waits.append)
         monkeypatch.setattr(flamepy.core.client, "list_executors", self._list)
         monkeypatch.setattr(flamepy.core.client, "list_nodes", lambda: self.nodes)
-        monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(cluster_module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def _list(self) -> list[pb.Executor]:
         self.asked += 1

@@ -29,9 +29,8 @@ from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import Capacity, capacity_of, connect
-from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
-from flame_rl.backends.flame.session import Session
+from flame_rl.backends.flame.session import Answers, Session
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import CORE, SECRET, finish, run, start
@@ -306,7 +305,7 @@ def test_a_session_that_is_refused_leaves_no_object(memory_here):
         with pytest.raises(FlameError, match="gone not found"):
             open_session("gone", partial(RunnerService, "gone"), janitor)
     assert len(memory_here.objects) == 3
-    assert janitor.clean_up(10.0)
+    wait_until(janitor.clean_up)
     assert memory_here.objects == {}
     janitor.end(dismissed=True)
 

@@ -418,8 +418,9 @@ import flame_rl.system.files
 fsync = os.fsync
 
 def torn(descriptor):
-    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("00000008.ckpt.part"):
-        os.ftruncate(descriptor, 700)
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    if path.endswith("00000008.ckpt.part"):
+        os.truncate(path, 700)
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(descriptor)
 

@@ -14,21 +14,17 @@ from flamepy.core.types import FlameError
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.flame import compat
+from flame_rl.backends.flame import cluster, compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
-from flame_rl.backends.flame.cluster import capacity_of, check_servers, connect
-from flame_rl.backends.flame.executors import STARTUP_SECONDS, Answers, ExecutorMonitor
 from flame_rl.backends.flame.package import deploy
-from flame_rl.backends.flame.session import Session
+from flame_rl.backends.flame.session import Answers, Session
 from flame_rl.backends.tasks import TaskSizes
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
-from flame_rl.system.signals import call_with_timeout, unless_stopped
+from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec, messages
 from flame_rl.wire.packing import Buffer
 
-# How long `close` tries to remove everything before it leaves that to the janitor.
-DRAIN_SECONDS = 3.5
 # Failed tasks after which a session is replaced. An executor whose process died fails every task at
 # once; one failure may have any cause.
 FAILURES_OF_A_SESSION = 3
@@ -39,12 +35,9 @@ _UNUSABLE = (
 
 
 class FlameBackend:
-    """One application on the cluster, from construction to `close`, and one session at a time.
-
-    A session whose tasks fail on the way (its executor's process died, the session manager was
-    restarted) is left for a new one, and its missing episodes are asked for again. Executors come
-    and go with their nodes, from one iteration to the next.
-    """
+    """One application on the cluster, from construction to `close`, and one session at a time: one
+    whose tasks fail on the way (its executor's process died, the session manager was restarted) is
+    left for a new one. Executors come and go with their nodes, from one iteration to the next."""
 
     def __init__(
         self,
@@ -53,27 +46,27 @@ class FlameBackend:
         deadlines: Deadlines,
         stop: threading.Event,
     ) -> None:
-        """Connect, ship the package with the environment's modules, and open a session. `deadlines`
-        says how long a task may take, and `stop` is set when the user asks to stop. Raises
-        UsageError if no cluster answers, or the environment's module cannot be shipped, RunError if
-        Flame opens no session."""
+        """Connect, ship the package with the environment's modules, and open a session. `stop` is
+        set when the user asks to stop. Raises UsageError if no cluster answers, or the
+        environment's module cannot be shipped, RunError if Flame opens no session."""
         self.listener = dispatch.Listener()
         self._environment = environment
         self._settings = settings
         self._deadlines = deadlines
         self._stop = stop
-        self._most_episodes = 1
         self._closed = False
         self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._context = connect(stop)
-        self._capacity = capacity_of(client.list_nodes(), settings)
+        self._context = cluster.connect(stop)
+        self._capacity = cluster.capacity_of(client.list_nodes(), settings)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
-        self._monitor = ExecutorMonitor(self.executors)
+        self._monitor = cluster.ExecutorMonitor(self.executors)
         # Whether `_follow_nodes` has yet to heed what Flame said last.
         self._unheeded = False
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
+        # Whether the application may be other runs', too.
+        self._shared = True
         self._restarted = False
         # The number of executors that a session was last replaced for.
         self._reopened_for = 0
@@ -83,7 +76,7 @@ class FlameBackend:
             self._deploy()
             self._open_session()
         except Exception as error:
-            self._janitor.end(dismissed=self._janitor.clean_up(DRAIN_SECONDS))
+            self._janitor.end(dismissed=self._janitor.clean_up())
             if isinstance(error, UsageError | RunError):
                 raise
             raise RunError(f"Flame did not open a session: {error}") from error
@@ -113,26 +106,16 @@ class FlameBackend:
         self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
     ) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
+        self._most_episodes = 1
         try:
             self._began = time.monotonic()
             self._follow_nodes()
             compat.watch_tasks(self._capacity.in_flight)
-            self._most_episodes = 1
-            try:
-                self._publish()
-            except (RunError, Interrupted):
-                raise
-            except Exception as error:
-                self._reopen(f"the weights could not be published: {error}")
-            # However long they took, they came.
+            self._publish()
+            # However long the weights took, they came.
             self._began = time.monotonic()
-            transport = dispatch.Transport(
-                self._submit,
-                self._capacity.in_flight,
-                self._check,
-                self._transport_failed,
-                unusable=_UNUSABLE,
-            )
+            tasks = self._submit, self._capacity.in_flight, self._check, self._transport_failed
+            transport = dispatch.Transport(*tasks, unusable=_UNUSABLE)
             collected = dispatch.gather(request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
@@ -151,10 +134,7 @@ class FlameBackend:
         if self._closed:
             return
         self._closed = True
-        clean = False
-        with contextlib.suppress(TimeoutError):
-            clean = call_with_timeout(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
-        if not clean:
+        if not (clean := self._janitor.clean_up()):
             compat.disconnect()
             warn(
                 f"Flame still runs tasks of {self._application.name}, or does not answer; a "
@@ -165,54 +145,47 @@ class FlameBackend:
 
     # Application and session
 
-    def _deploy(self, shared: bool = True) -> None:
-        self._shared = shared
+    def _deploy(self) -> None:
         install = self._settings.executor_packages == "install"
-        self._application = deploy(self._environment, self._janitor, install, shared)
-        self._bypass = compat.Bypass(self._application.name, self._janitor)
+        self._application = deploy(self._environment, self._janitor, install, self._shared)
+        self._bypass = compat.Bypass(self._application.name, self._janitor.remember)
 
     def _open_session(self) -> None:
         # Another run removes it with its own end, while this one has no session of it.
         if client.get_application(self._application.name) is None:
-            self._deploy(self._shared)
+            self._deploy()
         self._session = Session(self._application, self._capacity, self._janitor, self._answers)
 
-    def _reopen(self, reason: str, own_name: bool = False) -> None:
-        """Leave the session for a new one, `own_name`: of an application that no other run shares;
-        keep trying while the cluster may come back."""
+    def _reopen(self, reason: str) -> None:
+        """Leave the session for a new one."""
         self._leave_session()
-        if own_name:
-            self._bypass.close()
-            self._deploy(shared=False)
-            self._failing = frozenset()
+        self._give_up_if_lost(reason)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish the weights, in a new session if this one was left or does not take them; keep
+        trying while the cluster may come back."""
         while True:
-            self._give_up_if_lost(reason)
             try:
-                self._open_session()
-                self._publish()
-                return
-            except (RunError, Interrupted):
+                if self._session.left:
+                    self._open_session()
+                return self._session.publish(self._encoded)
+            except RunError:
                 raise
             except Exception as error:
                 reason = str(error)
-                self._leave_session()
-            if self._stop.wait(1.0):
-                raise Interrupted
-
-    def _publish(self) -> None:
-        """Publish the weights, in this session however often it takes too long: another one would
-        have the same cache."""
-        while True:
-            try:
-                return self._session.publish(self._encoded)
-            except TimeoutError as error:
-                self._monitor.say(f"{error}. They are sent again")
-                self._give_up_if_lost(str(error))
+                if not self._session.left:
+                    reason = f"the weights could not be published: {error}"
+                    if isinstance(error, TimeoutError):  # another session would have the same cache
+                        self._monitor.say(f"{error}. They are sent again")
+                    else:
+                        self._leave_session()
+            self._give_up_if_lost(reason)
             if self._stop.wait(1.0):
                 raise Interrupted
 
     def _leave_session(self) -> None:
-        if self._session not in self._left_sessions:
+        if not self._session.left:
             self._session.abandon()
             self._left_sessions.append(self._session)
 
@@ -242,12 +215,12 @@ class FlameBackend:
         alive = self._monitor.seen.alive
         given_up = alive < self.executors and self._gave_up()
         nodes = [node for node in self._monitor.nodes if node.metadata.name not in self._failing]
-        self._capacity = capacity_of(nodes, self._settings, self._capacity.claim)
+        self._capacity = cluster.capacity_of(nodes, self._settings, self._capacity.claim)
         self._monitor.wanted = self._sizes.workers = self.executors
         # Flame starts no executors for a session that it has given up; another may have them.
         if given_up and alive < self.executors != self._reopened_for:
             self._reopened_for = self.executors
-            self._reopen(self._session.report())
+            self._leave_session()
 
     def _gave_up(self) -> bool:
         """Whether Flame has given up starting further executors for the session. Says which nodes
@@ -279,10 +252,13 @@ class FlameBackend:
                 f"the cluster's executors cannot start. {report}. The package asks for {needed}: "
                 "these must be available to the executors, for their Python (docs/cluster.md)"
             )
-        hopeless = self._restarted or ready <= self._failing
-        own_name = self._shared and not self._started and hopeless
+        if self._shared and not self._started and (self._restarted or ready <= self._failing):
+            self._leave_session()
+            self._bypass.close()
+            self._shared, self._failing = False, frozenset()
+            self._deploy()
         self._restarted = True
-        self._reopen(report, own_name)
+        self._reopen(report)
 
     # While episodes are awaited
 
@@ -315,7 +291,7 @@ class FlameBackend:
         monitor = self._monitor
         last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result
-        limit = max(STARTUP_SECONDS, self._settings.cluster_patience)
+        limit = max(cluster.STARTUP_SECONDS, self._settings.cluster_patience)
         if not self._started and monitor.stuck:
             limit = 0.0
         elif self._started:
@@ -329,7 +305,7 @@ class FlameBackend:
         if silence < limit and waited < limit + deadline:
             return
         try:
-            check_servers(self._context)
+            cluster.check_servers(self._context)
         except UsageError as error:
             raise RunError(
                 f"the cluster is lost: {reason}. {error}. {monitor.seen.hint}. Go on with --resume"

@@ -21,6 +21,8 @@ from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.system.signals import call_with_timeout
 
 JANITOR_SECONDS = 600.0
+# How long `Janitor.clean_up` tries to remove everything before that is left to the process.
+DRAIN_SECONDS = 3.5
 # For a call of the configured cache, and of one beside it.
 _CACHE_SECONDS = 5.0
 _REPLICA_SECONDS = 1.0
@@ -31,11 +33,8 @@ Left = defaultdict[str, list[str]]
 
 
 class Janitor:
-    """Remembers what the run has on the cluster; a second process removes it if this one dies.
-
-    The second process is this module, run as a program. It acts when its pipe closes before it is
-    dismissed: after SIGKILL, say, or a second Ctrl-C.
-    """
+    """Remembers what the run has on the cluster; a second process, this module as a program,
+    removes it if its pipe closes before it is dismissed: after SIGKILL, or a second Ctrl-C."""
 
     def __init__(self) -> None:
         self._left: Left = defaultdict(list)
@@ -48,9 +47,11 @@ class Janitor:
             self._left[kind].append(name)
             self._tell(f"{kind} {name}")
 
-    def clean_up(self, seconds: float) -> bool:
+    def clean_up(self) -> bool:
         """Remove everything now; returns whether nothing is left."""
-        return clean_up(self._left, seconds)
+        with contextlib.suppress(TimeoutError):
+            return call_with_timeout(DRAIN_SECONDS, lambda: clean_up(self._left, DRAIN_SECONDS))
+        return False
 
     def end(self, dismissed: bool) -> None:
         """Remember no more. Unless it is dismissed, because nothing is left, the process removes
@@ -69,11 +70,8 @@ class Janitor:
 
 def clean_up(left: Left, seconds: float) -> bool:
     """Close the sessions, delete their objects, and unregister the application unless other runs
-    have sessions of it; returns whether nothing is left.
-
-    Closing a session cancels the tasks that have not begun. Flame refuses while others run; their
-    executors notice within about a second that the weights are gone, and end them.
-    """
+    have sessions of it; returns whether nothing is left. Flame closes no session while tasks of it
+    run; their executors notice within about a second that the weights are gone, and end them."""
     from flame_rl.backends.flame.compat import close_session
 
     limit = time.monotonic() + seconds
@@ -85,7 +83,7 @@ def clean_up(left: Left, seconds: float) -> bool:
         elif not withdrawn:
             withdrawn = True
             for reference in left["weights"]:
-                _withdraw(reference)
+                withdraw(reference)
         if time.monotonic() > limit:
             return False
         time.sleep(0.2)
@@ -129,8 +127,9 @@ def _delete_everywhere(path: str, caches: list[str]) -> None:
             call_with_timeout(_REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path))
 
 
-def _withdraw(reference: str) -> None:
-    """Empty the weights, upon which executors end the tasks that use them."""
+def withdraw(reference: str) -> None:
+    """Empty the weights of this reference, JSON, upon which executors end the tasks that use them,
+    as far as the cache answers."""
     import numpy as np
     from flamepy.core import cache
 

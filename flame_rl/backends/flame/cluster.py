@@ -1,16 +1,21 @@
-"""The cluster: reaching it, and the executors that it has room for."""
+"""The cluster: reaching it, the executors that it has room for, what they do, and for how long none
+has worked."""
 
 import bisect
+import math
 import socket
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlparse
 
 from flamepy.core import client
-from flamepy.core.types import FlameContext, ResourceRequirement
+from flamepy.core.types import FlameContext, FlameError, ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 
+from flame_rl.backends.dispatch import Listener, tell
 from flame_rl.backends.flame import compat
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import UsageError
@@ -21,6 +26,26 @@ LEAST_BYTES = 256 << 20
 # The part of its share of the memory that each of a requested number of executors claims; the rest
 # is for other runs. With much less, Flame would place all on one node, which it fills first.
 CLAIMED = 0.5
+
+# An executor installs the package's dependencies before its first task; with a cold cache of
+# packages this takes as long as downloading MuJoCo does.
+STARTUP_SECONDS = 300.0
+# How often Flame is asked while episodes are awaited.
+ASK_SECONDS = 5.0
+# A silence of this length is told.
+QUIET_SECONDS = 10.0
+# An executor unbinds in a few seconds if its process lives, and otherwise for ever.
+STUCK_SECONDS = 10.0
+_TAKEN, _UNBINDING = "bound to other sessions", "unbinding"
+_STATES = {
+    pb.ExecutorVoid: "starting",
+    pb.ExecutorBinding: "starting",
+    pb.ExecutorIdle: "idle",
+    pb.ExecutorBound: _TAKEN,
+    pb.ExecutorUnbinding: _UNBINDING,
+    pb.ExecutorReleasing: "ending",
+    pb.ExecutorReleased: "ending",
+}
 
 
 def connect(stop: threading.Event) -> FlameContext:
@@ -69,16 +94,12 @@ def check_servers(context: FlameContext) -> None:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The executors that the cluster has room for.
-
-    Attributes:
-        executors: their number.
-        claim: the resources that each of them claims from Flame; None: the cluster's default.
-        requested: the number that Flame is to start; None: as many as it has resources for.
-    """
+    """The number of executors that the cluster has room for."""
 
     executors: int
+    # The resources that each of them claims from Flame; None: the cluster's default.
     claim: ResourceRequirement | None = None
+    # The number that Flame is to start; None: as many as it has resources for.
     requested: int | None = None
 
     @property
@@ -129,3 +150,169 @@ def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
             f"{len(memory)} ready nodes each, which is too little for a simulator; at most {most}"
         )
     return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
+
+
+@dataclass(frozen=True)
+class Executors:
+    """The executors of a cluster, as seen by one run that can have `wanted` of them."""
+
+    wanted: int
+    # Those that are bound to its session, those being bound, and others by the name of their state.
+    working: int = 0
+    starting: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    # The names of nodes without a connection to the session manager.
+    nodes_away: tuple[str, ...] = ()
+    # The names of all nodes, where each has executors and all of them unbind.
+    nodes_stuck: tuple[str, ...] = ()
+    # Whether Flame answers; where it does not, the rest is what it said last.
+    answers: bool = True
+
+    @property
+    def alive(self) -> int:
+        """The number of those bound to the run's session or being bound to it."""
+        return self.working + self.starting
+
+    @property
+    def taken(self) -> bool:
+        """Whether other runs have executors, and this one none."""
+        return not self.alive and self.others[_TAKEN] > 0
+
+    @property
+    def hint(self) -> str:
+        """What a person may do about it."""
+        away, stuck = ", ".join(self.nodes_away), ", ".join(self.nodes_stuck)
+        if self.answers and self.taken:
+            return "This run has some when one of the others ends or is stopped"
+        if self.answers and away and not self.alive:
+            return f"Start Flame's executor manager on {away} again, under the same host name"
+        if self.answers and stuck:
+            return (
+                "Processes of executors were killed: stop Flame's executor manager on "
+                f"{stuck}, and start it again after 30 seconds"
+            )
+        return "docs/cluster.md says how to see which of its servers run, and what helps"
+
+    @property
+    def troubles(self) -> str:
+        """What does not end by itself: nodes that are away, and what keeps executors from the run:
+        other runs, and processes that died, whose executors unbind for ever."""
+        return self._details({_TAKEN, _UNBINDING} if self.working < self.wanted else set())
+
+    def _details(self, states: Collection[str]) -> str:
+        others = [f"{n} {state}" for state, n in sorted(self.others.items()) if state in states]
+        return ", ".join(others + [f"no sign of node {name}" for name in self.nodes_away])
+
+    def __str__(self) -> str:
+        if not self.answers:
+            return "its session manager does not answer"
+        details = self._details(self.others)
+        text = f"{self.working} of {self.wanted} executors are working"
+        return f"{text} ({details})" if details else text
+
+
+def count(
+    executors: Sequence[pb.Executor], nodes: Sequence[pb.Node], session: str, wanted: int
+) -> Executors:
+    """Count the executors of a cluster for the run that has this session."""
+    nodes_away = sorted(n.metadata.name for n in nodes if not compat.is_ready(n))
+    unbinding = {e.spec.node for e in executors if e.status.state == pb.ExecutorUnbinding}
+    others = {e.spec.node for e in executors if e.status.state != pb.ExecutorUnbinding}
+    ready = {node.metadata.name for node in nodes} - set(nodes_away)
+    stuck = sorted(ready) if ready <= unbinding - others else []
+    near = [e.status for e in executors if e.spec.node not in nodes_away]
+    ours = Counter(status.state for status in near if status.session_id == session)
+    states = Counter(_STATES.get(status.state, "in an unknown state") for status in near)
+    states[_TAKEN] -= ours[pb.ExecutorBound]
+    counts = ours[pb.ExecutorBound], ours[pb.ExecutorBinding]
+    return Executors(wanted, *counts, +states, tuple(nodes_away), tuple(stuck))
+
+
+class ExecutorMonitor:
+    """Asks Flame for its executors while episodes are awaited, and tells a listener what is
+    amiss. Whoever knows how many executors the run can have sets `wanted`."""
+
+    def __init__(self, wanted: int) -> None:
+        self.listener = Listener()
+        self.wanted = wanted
+        self.seen = Executors(wanted)
+        # All of the cluster, as Flame named them last.
+        self.nodes: list[pb.Node] = []
+        self.executors: list[pb.Executor] = []
+        self._asked_at = self._told_at = self._alive_at = self._moved_at = 0.0
+        self._taken_at = -math.inf
+        self._said = ""
+        self._telling = False
+
+    def ask(self, session: str) -> bool:
+        """Ask what the executors do, unless that was asked less than `ASK_SECONDS` ago; returns
+        whether Flame has answered just now. Takes at most twice `CALL_SECONDS`."""
+        now = time.monotonic()
+        if now - self._asked_at < ASK_SECONDS:
+            return False
+        self._asked_at = now
+        try:
+            self.nodes = client.list_nodes()
+            self.executors = client.list_executors()
+        except FlameError:
+            self.seen = replace(self.seen, answers=False)
+            return False
+        before = self.seen
+        self.seen = seen = count(self.executors, self.nodes, session, self.wanted)
+        if seen.alive:
+            self._alive_at = now
+        if seen.taken:
+            self._taken_at = now
+        if not (before.nodes_stuck and seen.nodes_stuck):
+            self._moved_at = now
+        # What keeps executors from the run is said once it is the same twice, as a healthy one is
+        # back soon, and when nothing does any more.
+        settled = seen.troubles == before.troubles and seen.working and not seen.starting
+        known = seen.troubles or seen.working >= seen.wanted
+        if settled and known and seen.troubles != self._said:
+            self.say(f"{seen}. docs/cluster.md says what helps" if seen.troubles else f"{seen}.")
+            self._said = seen.troubles
+        return True
+
+    def silence(self, last_result: float) -> float:
+        """Seconds without an executor that works for the run, and without a result: the last came,
+        or the wait began, at `last_result` in monotonic seconds."""
+        return time.monotonic() - max(last_result, self._alive_at)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether no node can start an executor before somebody restarts its executor manager."""
+        return bool(self.seen.nodes_stuck) and time.monotonic() - self._moved_at >= STUCK_SECONDS
+
+    def limit(self, patience: float) -> float:
+        """The seconds of silence after which the cluster is lost: `patience`, but as many as at the
+        start of a run while other runs have the executors, and for `patience` after that, in which
+        one of them may start for this run."""
+        taken = time.monotonic() - self._taken_at < max(patience, 2 * ASK_SECONDS)
+        return max(STARTUP_SECONDS, patience) if taken else patience
+
+    def tell(self, seconds: float, limit: float) -> None:
+        """Tell the listener once a second how long the silence is, which ends the run after `limit`
+        seconds, and when it is over."""
+        now = time.monotonic()
+        if seconds < QUIET_SECONDS:
+            if self._telling:
+                self.say("The cluster works.")
+                self.over()
+        elif now - self._told_at >= 1.0:
+            self._told_at = now
+            self._telling = True
+            text = (
+                f"Waiting for the cluster for {seconds:.0f} s: {self.seen}; giving up in "
+                f"{max(0.0, limit - seconds):.0f} s. {self.seen.hint}"
+            )
+            tell(self.listener.waiting, text)
+
+    def over(self) -> None:
+        """Nothing is waited for any more."""
+        if self._telling:
+            self._telling = False
+            tell(self.listener.waiting, "")
+
+    def say(self, text: str) -> None:
+        tell(self.listener.say, text)

@@ -5,15 +5,12 @@ fault of Flame 0.6.0. Each item ends with what upstream would have to offer so t
 beside threads. The executors' side, which cannot import this, is actor/remote.py and its watchdog.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import grpc
 import pyarrow
@@ -21,12 +18,8 @@ from flamepy.core import cache, client
 from flamepy.core.types import ResourceRequirement
 from flamepy.proto import types_pb2 as pb
 from flamepy.proto.frontend_pb2 import GetSessionRequest
+from flamepy.runner.runner import ObjectFuture
 from pyarrow import flight
-
-if TYPE_CHECKING:
-    from flamepy.runner.runner import ObjectFuture
-
-    from flame_rl.backends.flame.cleanup import Janitor
 
 # A call of flamepy waits for ever for a server that hangs.
 CALL_SECONDS = 5.0
@@ -177,11 +170,11 @@ def batch_past(
 
 class Bypass:
     """The session beside the run's, past nodes that are away: see `batch_past`. It has no task; the
-    run's gets what Flame creates for it."""
+    run's gets what Flame creates for it. `remember`: as of the janitor."""
 
-    def __init__(self, application: str, janitor: Janitor) -> None:
+    def __init__(self, application: str, remember: Callable[[str, str], None]) -> None:
         self._application = application
-        self._janitor = janitor
+        self._remember = remember
         self._batch, self._session = 0, "none"
 
     def follow(self, nodes: list[pb.Node], executors: list[pb.Executor], session: str) -> None:
@@ -198,7 +191,7 @@ class Bypass:
             opened = client.create_session(
                 self._application, min_instances=batch, batch_size=batch, resreq=resources
             )
-            self._janitor.remember("session", opened.id)
+            self._remember("session", opened.id)
             self._batch, self._session = batch, opened.id
 
     def close(self) -> None:

@@ -115,15 +115,12 @@ def _write_wheel(path: Path, dependencies: list[str]) -> None:
 
 def _ship_module(name: str, folder: Path) -> dict[str, str]:
     """Copy the module into `folder`, or return the distributions that provide it, with versions."""
-    distributions = importlib.metadata.packages_distributions().get(name, [])
-    published = {
-        each: importlib.metadata.version(each)
-        for each in distributions
-        # Of what was installed from a folder or a repository, the files are sent.
-        if importlib.metadata.distribution(each).read_text("direct_url.json") is None
-    }
+    names = importlib.metadata.packages_distributions().get(name, [])
+    found = map(importlib.metadata.distribution, names)
+    # Of what was installed from a folder or a repository, the files are sent.
+    published = [each for each in found if each.read_text("direct_url.json") is None]
     if published:
-        return published
+        return {each.name: each.version for each in published}
     found = importlib.util.find_spec(name)
     places = list(found.submodule_search_locations or []) if found else []
     if found is None or not (places or Path(found.origin or "").is_file()):

@@ -1,9 +1,12 @@
-"""One session: a service, the weights that it acts on, and the tasks in flight."""
+"""One session: a service, the weights that it acts on, the tasks in flight; and what answers say of
+the executors that gave them."""
 
 import contextlib
 import json
 import re
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict
 
@@ -13,25 +16,81 @@ from flamepy.core import cache, client
 from flamepy.core.types import Event, FlameError, short_name
 from flamepy.runner.types import SessionContext
 
-from flame_rl.actor.remote import ABOUT, Collector
+from flame_rl.actor.remote import ABOUT, Collector, processor, versions
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import compat
-from flame_rl.backends.flame.cleanup import Janitor
+from flame_rl.backends.flame.cleanup import Janitor, withdraw
 from flame_rl.backends.flame.cluster import Capacity
-from flame_rl.backends.flame.executors import Answers
 from flame_rl.backends.flame.package import Application
+from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import call_with_timeout
-from flame_rl.wire import codec, packing
+from flame_rl.wire import codec
+from flame_rl.wire.fields import WireError, value_from_data
 
 # Weights have `CALL_SECONDS`, and the time that they take at this many bytes a second, or this many
 # times what the last ones took.
 SLOWEST = 125_000.0
 TIMES_THE_LAST = 10.0
+# Far above what an executor says of itself.
+_MOST_BYTES = 4096
+
+
+class Answers:
+    """What is known of all answers of a run, and what their executors run, beside what this machine
+    runs. Heard by the threads that fetch answers, asked by the one that collects. `last_result`:
+    when the last episodes came, in monotonic seconds. `dropped`: the number of answers that came
+    when nobody waited for them any more."""
+
+    def __init__(self) -> None:
+        self.last_result, self.dropped = 0.0, 0
+        self._versions, self._processor = versions(), processor()
+        self._heard: dict[bytes, dict[str, str]] = {}
+        self._told: set[str] = set()
+
+    def hear(self, about: bytes) -> None:
+        """Note what an executor says of itself, JSON. Raises WireError if it is not readable."""
+        if about in self._heard:
+            return
+        try:
+            theirs = json.loads(about[:_MOST_BYTES])
+            theirs = value_from_data(dict[str, str], {"node": None} | theirs, "about")
+        except (ValueError, TypeError) as error:
+            raise WireError(f"about: what an executor says of itself: {error}") from error
+        self._heard[about] = theirs
+
+    def _others(self, ours: dict[str, str]) -> dict[str, set[str]]:
+        """The nodes whose executors differ from this machine, by how."""
+        found = defaultdict(set)
+        for theirs in list(self._heard.values()):
+            differing = [name for name in ours if theirs.get(name) != ours[name]]
+            if differing:
+                texts = (f"{n} {ours[n]} here, {theirs.get(n, 'unknown')} there" for n in differing)
+                found["; ".join(texts)].add(theirs["node"])
+        return found
+
+    def refuse_others(self) -> None:
+        """Raise UsageError if executors run other versions."""
+        for difference, nodes in self._others(self._versions).items():
+            raise UsageError(
+                f"Other versions than on this machine run on {_named(nodes)}: {difference}. The "
+                "same seed would not give the same result; start with `uv run --python X.Y "
+                "main.py …`, take the node out of the cluster, or use --local"
+            )
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say which nodes round in another way, once for each node."""
+        for difference, nodes in self._others(self._processor).items():
+            if new := nodes - self._told:
+                self._told |= new
+                say(
+                    f"Another processor than on this machine is on {_named(new)}: {difference}. "
+                    "The same seed may give another result than on this machine alone"
+                )
 
 
 class Session:
     """One session of the application. `id`: Flame's name of it. `failures`: the number of tasks
-    that failed on the way, not in a simulator."""
+    that failed on the way, not in a simulator. `left`: whether it was abandoned."""
 
     def __init__(
         self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers
@@ -53,7 +112,7 @@ class Session:
         self._weights: cache.ObjectRef | None = None
         self._seconds_a_byte = 1 / SLOWEST
         self._in_flight: set[Future] = set()
-        self.failures = 0
+        self.failures, self.left = 0, False
 
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones. Raises TimeoutError
@@ -69,32 +128,35 @@ class Session:
         try:
             self._weights = call_with_timeout(limit, lambda: put(where, array))
         except TimeoutError as error:
-            self._seconds_a_byte = 2 * limit / max(1, len(encoded))
+            self._seconds_a_byte = 2 * limit / len(encoded)
             raise TimeoutError(
                 f"{len(encoded) / 1e6:.1f} MB of weights did not reach the object cache within "
                 f"{limit:.0f} s: the network to it is slow, or it hangs"
             ) from error
-        if encoded:
-            taken = time.monotonic() - began
-            self._seconds_a_byte = TIMES_THE_LAST * taken / len(encoded)
+        self._seconds_a_byte = TIMES_THE_LAST * (time.monotonic() - began) / len(encoded)
         if first:
-            self._janitor.remember("weights", json.dumps(asdict(self._weights)))
+            self._janitor.remember("weights", self._reference)
             self._janitor.remember("cache", self._weights.endpoint)
+
+    @property
+    def _reference(self) -> str:
+        """That of the weights, as JSON."""
+        return json.dumps(asdict(self._weights))
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
         """Send an encoded request for that number of episodes: the future of its encoded answer."""
         began = time.monotonic()
         limits = deadlines.limits(episodes)
-        snapshot_ref = json.dumps(asdict(self._weights))
         outer: Future[memoryview] = Future()
         try:
             # Flame calls `Collector.collect` with these in an executor.
-            task = self._service.collect(self._weights, request, tuple(limits), snapshot_ref)
+            task = self._service.collect(self._weights, request, tuple(limits), self._reference)
         except Exception as error:
             self.failures += 1
-            outer.set_exception(error)
+            _fail(outer, error)
             return outer
         self._in_flight.add(outer)
+        outer.add_done_callback(self._in_flight.discard)
 
         def fetch(_: Future) -> None:
             try:
@@ -103,7 +165,7 @@ class Session:
                 data, about = _bytes_of(cache.get_object(ref))
                 # Before anybody can read the answer.
                 self._answers.hear(about)
-                with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
+                with contextlib.suppress(WireError):  # whoever waits for it refuses it
                     kind, now = codec.failure_kind(data), time.monotonic()
                     deadlines.note(limits, now - began, kind)
                     if kind is None:
@@ -119,19 +181,17 @@ class Session:
             except Exception as error:
                 self.failures += 1
                 _fail(outer, error)
-            finally:
-                self._in_flight.discard(outer)
 
         compat.future_of(task).add_done_callback(fetch)
         return outer
 
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
+        self.left = True
         for future in list(self._in_flight):
             _fail(future, ConnectionError("the session was left"))
         if self._weights is not None:
-            with contextlib.suppress(Exception):
-                self.publish(b"")
+            withdraw(self._reference)
         self.close()
 
     def close(self) -> bool:
@@ -154,6 +214,10 @@ class Session:
         return f"Flame reports: {'; '.join(reported) or 'nothing; see its executor manager, too'}"
 
 
+def _named(nodes: set[str]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(sorted(nodes))}"
+
+
 def _fail(future: Future, error: Exception) -> None:
     with contextlib.suppress(InvalidStateError):  # answered or failed just before
         future.set_exception(error)
@@ -165,5 +229,5 @@ def _bytes_of(result: object) -> tuple[memoryview, bytes]:
     batch = isinstance(result, pyarrow.RecordBatch | pyarrow.Table) and result.num_columns == 1
     values = result.column(0).to_numpy() if batch else None
     if values is None or values.dtype != np.uint8:
-        raise packing.WireError(f"result: {type(result).__name__} where bytes are expected")
+        raise WireError(f"result: {type(result).__name__} where bytes are expected")
     return memoryview(values), (result.schema.metadata or {}).get(ABOUT, b"")
