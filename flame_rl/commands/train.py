@@ -153,9 +153,8 @@ def train_and_report(
     from flame_rl.report import Reporters, tables
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.trackers import TrackReporter
-    from flame_rl.run.checkpoint import save_weights
+    from flame_rl.run.checkpoint import Checkpointer, save_weights
     from flame_rl.run.results import ended
-    from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
     run_folder.write_config(folder, config)

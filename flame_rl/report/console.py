@@ -44,13 +44,11 @@ class ConsoleReporter:
         self._bar: RunBar | None = None
         say(header(config, spec, distributed, done))
         if sys.stdout is not None and sys.stdout.isatty():
-            counted = "Iteration" if experiment.env_steps is None else "Env steps"
-            total = experiment.env_steps or experiment.iterations
             from flame_rl.report import bar  # rich takes a while
 
+            counted = "Iteration" if experiment.env_steps is None else "Env steps"
+            total = experiment.env_steps or experiment.iterations
             self._bar = bar.RunBar(counted, total, self._completed(done))
-
-    # What a run reports
 
     def report(self, result: results.IterationResult) -> None:
         self._last, self._reported_at = result, time.perf_counter()
@@ -85,8 +83,7 @@ class ConsoleReporter:
             self.say(details(result))
 
     def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
-        """Show how much of a request has been played: below the bar, or in a line every
-        `LINE_EVERY_SECONDS`."""
+        """Show how much has been played: below the bar, or in a line every half a minute."""
         now, training = time.perf_counter(), request.stream == "training"
         collection = request.stream, request.iteration
         if collection != self._collection:
@@ -136,7 +133,7 @@ class ConsoleReporter:
     def close(self) -> None:
         """Remove the progress bar."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
             self._bar = None
 
     def summary(self, interrupted: bool, best: tuple[float, int]) -> None:
@@ -177,16 +174,14 @@ class ConsoleReporter:
             lines.append(f"  Stopped early: {reached_in_words(self._experiment, last.totals)}")
         self.say("\n".join([*lines, RULE]))
 
-    # Its lines and its bar
-
     def say(self, text: str) -> None:
         """Print a line, of a backend's too."""
         # Without a bar not by rich, so that a pipe gets exactly this text, line by line.
-        (self._bar.print if self._bar is not None else say)(text)
+        (self._bar.console.print if self._bar is not None else say)(text)
 
     def _show(self, what: str, text: str) -> None:
         if self._bar is not None:
-            self._bar.show(what, text)
+            self._bar.below[what] = text
 
     def _completed(self, totals: results.Totals) -> int:
         return totals.iterations if self._experiment.env_steps is None else totals.env_steps
@@ -194,7 +189,8 @@ class ConsoleReporter:
     def _advance(self, completed: float) -> None:
         if self._bar is not None:
             mean = f"return {self._last.reward_mean:.1f}" if self._last else ""
-            self._bar.advance(completed, mean, self._left())
+            shown = {"completed": completed, "returns": mean, "left": self._left()}
+            self._bar.update(self._bar.task, **shown)
 
     def _seconds_left(self) -> float:
         """Until the end of the run, by its speed so far; 0 before the first iteration has ended."""

@@ -11,34 +11,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.runs import (
-    EVALUATION,
-    Axis,
-    Setting,
-    group_runs,
-    mean_curve,
-    read_run,
-    smooth,
-    window_of,
-)
+from flame_rl.report import runs
 from flame_rl.system.machine import has_display
 
+# Files only, where there is no display.
+if not has_display():
+    matplotlib.use("Agg")
+
 SUFFIXES = (".png", ".svg")
-_LABELS: dict[Axis, str] = {
+_LABELS: dict[runs.Axis, str] = {
     "env_steps": "environment steps",
     "seconds": "time of collecting and updating (seconds)",
 }
-_BLACK, _RED, _LIGHT_BLUE, _BLUE = "#000000", "#D55E00", "#56B4E9", "#0072B2"
+_RED, _BLUE = "#D55E00", "#0072B2"
 # Colours that colour-blind readers tell apart (Okabe and Ito 2008), with markers; without colour,
 # the first three are black, middle grey and light grey.
-_STYLES = tuple(
-    {"color": color, "marker": marker}
-    for color, marker in zip(
-        (_BLACK, _RED, _LIGHT_BLUE, _BLUE, "#E69F00", "#009E73", "#CC79A7"), "os^DvPX", strict=True
-    )
-)
+_COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
+_STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
 # Markers on each line.
 _MARKERS = 8
+# Inches.
+_ONE_PANEL = (8, 4.5)
 _CAPTION = (
     "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
     "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: each seed, "
@@ -46,34 +39,30 @@ _CAPTION = (
 )
 
 
-# The curves of runs
-
-
 def plot_settings(
-    settings: list[Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
+    settings: list[runs.Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
     """Draw the curves of settings, a row of panels for each environment, and show them where there
     is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
     steps alone. The lines of more than seven names are dashed or dotted, too."""
-    choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
     envs = list(dict.fromkeys(setting.env for setting in settings))
-    across: tuple[Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
+    across: tuple[runs.Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
     size = (width, 1.2 + 3.6 * len(envs))
     figure, panels = plt.subplots(
         *(len(envs), len(across)), figsize=size, sharey="row", squeeze=False, layout="constrained"
     )
-    returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
+    returns = all(column.startswith(("reward_", runs.EVALUATION)) for column in columns)
     for env, row in zip(envs, panels, strict=True):
         here = [setting for setting in settings if setting.env == env]
         for axis, axes in zip(across, row, strict=True):
             for setting in here:
-                _draw(axes, axis, setting, names.index(setting.name), window_of(here))
+                _draw(axes, axis, setting, names.index(setting.name), runs.window_of(here))
             _finish(axes, axis)
         label = "return of an episode" if returns else "mean of an iteration"
-        evaluated = {setting.column for setting in here} == {EVALUATION}
+        evaluated = {setting.column for setting in here} == {runs.EVALUATION}
         row[0].set_ylabel("return in evaluations" if evaluated else label)
         row[0].set_title(env, loc="left", fontweight="bold")
     # The lines of all panels, each label once.
@@ -97,13 +86,14 @@ def plot_settings(
 def plot_run(folder: Path) -> Path:
     """Draw curves.png of a run folder over env steps, and show it where there is a display: the
     return, its spread over the episodes of an iteration, and the evaluations; returns its path."""
-    run = read_run(folder)
-    (setting,) = group_runs([run])
-    figure, axes = _one_panel(ylabel="return of an episode", title=setting.env)
+    run = runs.read_run(folder)
+    (setting,) = runs.group_runs([run])
+    figure, axes = plt.subplots(figsize=_ONE_PANEL, layout="constrained")
+    axes.set(ylabel="return of an episode", title=setting.env)
     mean, std = (np.array(run.metrics[name]) for name in ("reward_mean", "reward_std"))
     spread = "± 1 standard deviation of the episodes"
     axes.fill_between(run.metrics["env_steps"], mean - std, mean + std, color="0.85", label=spread)
-    _draw(axes, "env_steps", setting, 0, window_of([setting]))
+    _draw(axes, "env_steps", setting, 0, runs.window_of([setting]))
     if rows := run.evaluations:
         mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
         # Rounding may put an interval's end on the other side of the mean.
@@ -116,15 +106,14 @@ def plot_run(folder: Path) -> Path:
     return save_and_show(figure, folder / "curves.png")
 
 
-def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) -> None:
+def _draw(axes: Axes, axis: runs.Axis, setting: runs.Setting, number: int, window: float) -> None:
     """A thick line for the mean of the runs over a window of env steps, in a band, its 95 %
     interval; below it thin lines for the runs, or for the iterations of a single one."""
     again, place = divmod(number, len(_STYLES))
-    style, runs = _STYLES[place], setting.runs
-    single = len(runs) == 1
-    x, mean, interval = mean_curve(runs, axis, window)
-    for run in runs:
-        heights = run.values if single else smooth(run, window)
+    style, single = _STYLES[place], len(setting.runs) == 1
+    x, mean, interval = runs.mean_curve(setting.runs, axis, window)
+    for run in setting.runs:
+        heights = run.values if single else runs.smooth(run, window)
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
         # Below the thick lines of all settings.
         axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
@@ -132,7 +121,8 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) 
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
     first = 3 * place % len(_STYLES) * step // len(_STYLES)
-    seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
+    seed, count = setting.runs[0].config.experiment.seed, len(setting.runs)
+    seeds = f"seed {seed}" if single else f"{count} seeds"
     # Not hidden for its leading underscore, and without mathematics.
     name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")
     thick = {"linewidth": 2.4, "markevery": (first, step), "markersize": 5}
@@ -140,7 +130,7 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int, window: float) 
     axes.plot(x, mean, label=f"{name} ({seeds})", **thick, **style)
 
 
-def _finish(axes: Axes, axis: Axis) -> None:
+def _finish(axes: Axes, axis: runs.Axis) -> None:
     axes.set_xlabel(_LABELS[axis])
     if axis == "env_steps":
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
@@ -148,13 +138,11 @@ def _finish(axes: Axes, axis: Axis) -> None:
     axes.grid(alpha=0.3)
 
 
-# The results of a study
-
-
 def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
     """Draw the score of each seed, and the mean; returns `path`. `finalists` has the name and the
     scores of each, the best first."""
-    figure, axes = _one_panel(ylabel="mean return without exploration", title=title)
+    figure, axes = plt.subplots(figsize=_ONE_PANEL, layout="constrained")
+    axes.set(ylabel="mean return without exploration", title=title)
     for place, (_, scores) in enumerate(finalists):
         label = "one seed" if place == 0 else None
         # Side by side, because scores may be equal.
@@ -168,23 +156,6 @@ def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], ti
     axes.grid(axis="y", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return save_and_show(figure, path)
-
-
-# A picture
-
-
-def _one_panel(**labels: str) -> tuple[Figure, Axes]:
-    """A picture of one panel with these labels."""
-    choose_output()
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.set(**labels)
-    return figure, axes
-
-
-def choose_output() -> None:
-    """Draw files only, where there is no display."""
-    if not has_display():
-        matplotlib.use("Agg")
 
 
 def save_and_show(figure: Figure, path: Path) -> Path:

@@ -4,12 +4,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.backends.select import local_workers
-from flame_rl.run.checks import (
-    about_goals,
-    fragment_steps,
-    most_env_steps,
-    most_env_steps_of_an_iteration,
-)
+from flame_rl.run import checks
 from flame_rl.run.results import Totals, ended, reached
 from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
@@ -50,7 +45,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         "Continuous actions": spec.continuous,
         "Actions": acted(spec),
         "Action masks": masks,
-        "Goals": "" if hindsight else about_goals(spec),
+        "Goals": "" if hindsight else checks.about_goals(spec),
         "Device": _device(config),
         "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
         "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
@@ -97,14 +92,14 @@ def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool)
 
 def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
     """How many iterations, episodes and env steps there are."""
-    experiment, most = config.experiment, most_env_steps(config.experiment, spec)
+    experiment, most = config.experiment, checks.most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
     rows: Rows = {}
     if experiment.env_steps is None:
         rows["Training iterations"] = iterations
     if steps is not None:
         parts, total = "in whole episodes", f"about {most:,}"
-        if (cut := fragment_steps(config, spec)) is not None:
+        if (cut := checks.fragment_steps(config, spec)) is not None:
             parts = (
                 f"in fragments of episodes, of at most {cut} steps; returns and lengths are those "
                 "of fragments, whole_return that of episodes (--fragment-steps 0: whole episodes)"
@@ -130,15 +125,12 @@ def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
     `FEW_UPDATES`, and what would change that; else ""."""
     updates, remedy = experiment.iterations, "--iterations sets more"
     if experiment.env_steps is not None:
-        each = most_env_steps_of_an_iteration(experiment, spec)
+        each = checks.most_env_steps_of_an_iteration(experiment, spec)
         updates = FEW_UPDATES if each is None else -(-experiment.env_steps // each)
         remedy = "a smaller --steps-per-iter makes more of a run's --env-steps"
     if updates >= FEW_UPDATES:
         return ""
     return f"{updates}, one an iteration; fewer than {FEW_UPDATES} seldom teach much ({remedy})"
-
-
-# Spaces in words
 
 
 def acted(spec: EnvironmentSpec) -> str:

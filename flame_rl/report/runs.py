@@ -33,9 +33,6 @@ _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
 _WIDTH = 10_000
 
 
-# Learning curves
-
-
 @dataclass(frozen=True)
 class Run:
     """The learning curve of a run: its folder and settings, by the end of each iteration the total
@@ -153,8 +150,7 @@ def _with_column(run: Run, column: str) -> Run:
     if not there.any():
         raise UsageError(f"--columns: {run.folder}: the column {name} has no values")
     at = iterations[there]
-    steps, seconds = run.env_steps[at], run.seconds[at]
-    return replace(run, values=values[there], env_steps=steps, seconds=seconds)
+    return replace(run, values=values[there], env_steps=run.env_steps[at], seconds=run.seconds[at])
 
 
 def window_of(settings: Sequence[Setting]) -> float:
@@ -163,8 +159,7 @@ def window_of(settings: Sequence[Setting]) -> float:
 
 
 def smooth(run: Run, window: float) -> np.ndarray:
-    """For each value of a run, the mean of those within `window` env steps, half of them before and
-    half of them after it."""
+    """For each value of a run, the mean of those within half a `window` of env steps of it."""
     sums = np.concatenate([[0.0], np.cumsum(run.values)])
     start, stop = (
         np.searchsorted(run.env_steps, run.env_steps + half, side)
@@ -199,54 +194,36 @@ def final_score(run: Run) -> float:
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:
     """All settings that decide the result, except the seed."""
-    values = {
-        "algorithm": config.algorithm_name,
-        **vars(config.experiment),
-        **vars(config.algorithm),
-        "device": config.execution.device,
-    }
-    values["env"] = environment_id(config.experiment.env_name)
-    del values["seed"]
-    return values
+    values = {"algorithm": config.algorithm_name} | vars(config.experiment) | vars(config.algorithm)
+    env, device = environment_id(config.experiment.env_name), config.execution.device
+    return values | {"device": device, "env": env, "seed": None}
 
 
 def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
     """The algorithm, and the fields that differ between its settings in this environment."""
-    mine = _setting_values(config)
-    rivals = [
-        values
-        for values in map(_setting_values, all_configs)
-        if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
-    ]
-    differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
-    words = [config.algorithm_name]
-    for name in differing:
+    mine, words = _setting_values(config), [config.algorithm_name]
+    others = [_setting_values(each) for each in all_configs]
+    rivals = [o for o in others if all(o[name] == mine[name] for name in ("env", "algorithm"))]
+    for name, value in mine.items():
         # What is not there needs no words: the others have them; and a path says enough.
-        if (value := mine[name]) not in (None, ()) and not name.endswith("_digest"):
+        said = value not in (None, ()) and not name.endswith("_digest")
+        if said and any(other[name] != value for other in rivals):
             shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"{name.rstrip('_').replace('_', ' ')} {shown}")
     return ", ".join(words)
 
 
-# Final scores
-
-
 def compare(settings: list[Setting]) -> str:
-    """A table: for each setting the number of seeds, the mean of their final scores, and its 95 %
-    interval."""
+    """A table of each setting's seeds, the mean of their final scores, and its 95 % interval."""
     rows = []
     for setting in settings:
         scores = np.array([final_score(run) for run in setting.runs])
-        mean, interval = float(scores.mean()), "-"
-        if len(scores) > 1:
-            low, high = mean_interval(scores)
-            interval = f"{low:,.1f} to {high:,.1f}"
+        low, high = mean_interval(scores)
+        interval = "-" if low is None else f"{low:,.1f} to {high:,.1f}"
         of = "training" if setting.column == "reward_mean" else setting.column
+        mean = float(scores.mean())
         rows.append((setting.env, setting.name, of, len(scores), mean, interval))
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
-
-
-# How far runs are
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from flame_rl.run.results import Evaluation, IterationResult
+from flame_rl.run.results import SPREAD, Evaluation, IterationResult
 from flame_rl.settings.checks import name_is_taken
 from flame_rl.system.files import open_regular, write_atomically
 
 # The first columns of metrics.csv: the numbers of these names in a result.
-_FIRST = (
-    *("iteration", "episodes", "env_steps"),
-    *("reward_mean", "reward_std", "reward_min", "reward_max"),
-)
+_FIRST = ("iteration", "episodes", "env_steps", *(f"reward_{name}" for name in SPREAD))
 TIMING_NAME = "timing.csv"
 
 Row = dict[str, object]

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 
 from flame_rl.run.folder import STARTS_NAME
-from flame_rl.run.results import IterationResult
+from flame_rl.run.results import SPREAD, IterationResult
 from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
@@ -26,7 +26,7 @@ Settings = dict[str, str | float | bool]
 def numbers_of(result: IterationResult) -> dict[str, Mapping[str, float]]:
     """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
     timing = result.timing
-    rewards = {name: getattr(result, f"reward_{name}") for name in ("mean", "std", "min", "max")}
+    rewards = {name: getattr(result, f"reward_{name}") for name in SPREAD}
     groups: dict[str, Mapping[str, float]] = {
         "reward": rewards | result.reward_parts,
         "outcome": result.outcomes,
@@ -87,7 +87,7 @@ class TrackReporter:
 
     def _log(self, numbers: dict[str, float], steps: int) -> None:
         if self._run is None:
-            self._run = self._start()
+            self._run = self._start(steps)
         self._run.log(numbers, steps)
 
     def _ask(self, call: Callable[[], None], seconds: float) -> None:
@@ -105,45 +105,41 @@ class TrackReporter:
 
 
 def send_film(folder: Path, config: TrainConfig, film: Path) -> None:
-    """Add the file of a film to the run at its tracker; see `TrackReporter`. Raises whatever the
-    tracker does."""
-    run = _start(folder, config, config.output.track)
+    """Add a film's file to the run at its tracker. Raises whatever the tracker does."""
+    run = _start(folder, config, config.output.track, 0)
     try:
         run.film(film)
     finally:
         run.close()
 
 
-def _start(folder: Path, config: TrainConfig, tracker: str) -> TrackedRun:
-    starts = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio, "tensorboard": _tensorboard}
+def _start(folder: Path, config: TrainConfig, tracker: str, first_step: int) -> TrackedRun:
+    settings = _settings_of(config)
+    if tracker == "tensorboard":
+        return _tensorboard(folder, settings, first_step)
     # The same for a run whenever it goes on, wherever its folder is moved: of its first start.
     first = (folder / STARTS_NAME).read_bytes().partition(b"\n")[0]
     identity = hashlib.sha256(first).hexdigest()[:16]
-    return starts[tracker](folder, identity, _settings_of(config))
+    start = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[tracker]
+    return start(folder, identity, settings)
 
 
-def _tensorboard(folder: Path, identity: str, settings: Settings) -> TrackedRun:
+def _tensorboard(folder: Path, settings: Settings, first_step: int) -> TrackedRun:
     """Files of events in the run folder. The first step of one replaces what earlier ones have from
     there on: a run that goes on from an earlier checkpoint computes it again."""
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-    writers: list[SummaryWriter] = []
+    writer = SummaryWriter(folder / "tensorboard", purge_step=first_step)
+    for summary in hparams(settings, {}):
+        writer.file_writer.add_summary(summary)
 
     def log(numbers: dict[str, float], steps: int) -> None:
-        if not writers:
-            writers.append(SummaryWriter(folder / "tensorboard", purge_step=steps))
-            for summary in hparams(settings, {}):
-                writers[0].file_writer.add_summary(summary)
         for name, value in numbers.items():
-            writers[0].add_scalar(name, value, steps)
-        writers[0].flush()
+            writer.add_scalar(name, value, steps)
+        writer.flush()
 
-    def close() -> None:
-        for writer in writers:
-            writer.close()
-
-    return TrackedRun(log=log, film=lambda path: None, close=close)
+    return TrackedRun(log=log, film=lambda path: None, close=writer.close)
 
 
 def _wandb(folder: Path, identity: str, settings: Settings) -> TrackedRun:

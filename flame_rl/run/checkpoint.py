@@ -1,32 +1,40 @@
-"""A checkpoint: the state of a run in a file; and which of a run's checkpoints to read.
+"""A checkpoint: the state of a run in a file; which of a run's checkpoints to read, and which are
+written and kept.
 
 It is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON header and
 a safetensors block with weights and optimiser. Nothing is pickled. Random state is not in it: that
 follows from seed and iteration.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
+import math
 import re
-import sys
 import zlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
 
+from flame_rl.learner.state import part_of
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, library_versions
-from flame_rl.run.results import RunState, Totals
+from flame_rl.run.results import IterationResult, Number, RunState, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, refused_as, write_atomically
 from flame_rl.wire.codec import starts_to_arrays, take_starts
-from flame_rl.wire.fields import Whole, WireError, Within, from_data, to_data
-from flame_rl.wire.messages import EnvironmentSpec, Start
+from flame_rl.wire.fields import WireError, from_data, to_data
+from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack_buffers, unpack
+
+if TYPE_CHECKING:
+    from flame_rl.run.trainer import Trainer
 
 MAGIC = b"flameCP1"
 FORMAT = 6
@@ -38,7 +46,8 @@ _HASH_BYTES = 32
 _TABLE = "table "
 # What a table may unpack to, beyond a hundred times its size.
 _TABLE_BYTES = 1 << 26
-Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
+# In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
+_COUNTS = ("iterations", "episodes", "env_steps", "length_mean", "mean_return")
 
 
 class CheckpointError(ValueError):
@@ -46,7 +55,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(RunState):
     """Everything that a run needs to resume.
 
     Attributes:
@@ -55,28 +64,14 @@ class Checkpoint:
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
         versions: see `library_versions`.
-        learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
-        all others: see `Totals`.
     """
 
-    iterations: Whole
-    episodes: Whole
-    env_steps: Whole
-    length_mean: Number
     score: Number | None
     spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
-    learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
-    mean_return: Number | None = None
-    starts: dict[int, Start] = field(default_factory=dict)
-
-    @property
-    def totals(self) -> Totals:
-        """How far the run was."""
-        return Totals(**{each.name: getattr(self, each.name) for each in fields(Totals)})
 
 
 def refused_by_the_disk(path: Path) -> AbstractContextManager[None]:
@@ -95,7 +90,7 @@ def encode_checkpoint(
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
     header = {
         "format": FORMAT,
-        **{name: value for name, value in vars(state.totals).items() if name != "starts"},
+        **{name: getattr(state.totals, name) for name in _COUNTS},
         "score": score,
         "spec": to_data(spec),
         "config": config.to_data(),
@@ -137,7 +132,10 @@ def _decode(body: memoryview) -> Checkpoint:
             tables[name.removeprefix(_TABLE)] = _read_table(arrays.pop(name))
         elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    return from_data(Checkpoint, header, learner=arrays, tables=tables, starts=starts)
+    # Older checkpoints have no mean return.
+    counts = {name: header.pop(name, None) for name in _COUNTS}
+    totals = from_data(Totals, counts, starts=starts)
+    return from_data(Checkpoint, header, totals=totals, learner=arrays, tables=tables)
 
 
 def _read_table(array: np.ndarray) -> bytes:
@@ -150,14 +148,9 @@ def _read_table(array: np.ndarray) -> bytes:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that the run itself wrote into a folder, the newest first."""
+    """The checkpoints that a run wrote into a folder, named for their iterations, newest first."""
     own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
-    return sorted((path for path in own if path.is_file()), key=iterations_of, reverse=True)
-
-
-def iterations_of(checkpoint: Path) -> int:
-    """The number of iterations that the name of a run's own checkpoint says."""
-    return int(checkpoint.stem)
+    return sorted(filter(Path.is_file, own), key=lambda path: int(path.stem), reverse=True)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -166,40 +159,138 @@ def checkpoints_of(folder: Path) -> list[Path]:
     return list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint of a run, otherwise the best one; and warnings of what is wrong
-    with each that was tried before."""
-    damaged = []
-    for path in checkpoints_of(folder):
-        try:
-            checkpoint = read_checkpoint(path)
-        except CheckpointError as error:
-            damaged.append(str(error))
-        else:
-            used = f"the checkpoint of iteration {checkpoint.iterations - 1} is used"
-            return checkpoint, [f"{damage}; {used}" for damage in damaged]
-    return None, damaged
-
-
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
     """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
     of what is wrong with newer ones. Raises UsageError if there is none."""
     file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
-    try:
-        if not file.is_dir():
+    if not file.is_dir():
+        try:
             return read_checkpoint(file), []
-    except CheckpointError as error:
-        raise UsageError(
-            f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
-        ) from error
-    checkpoint, warnings = load_newest(path)
-    if checkpoint is None:
-        raise UsageError(
-            f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run "
-            f"that has saved one, or take the version of flame_rl that {STARTS_NAME} names"
-            + "".join(f"\n{warning}" for warning in warnings)
-        )
-    return checkpoint, warnings
+        except CheckpointError as error:
+            raise UsageError(
+                f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
+            ) from error
+    damaged = []
+    for file in checkpoints_of(path):
+        try:
+            checkpoint = read_checkpoint(file)
+        except CheckpointError as error:
+            damaged.append(str(error))
+        else:
+            used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+            return checkpoint, [f"{damage}; {used}" for damage in damaged]
+    hint = (
+        f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run that "
+        f"has saved one, or take the version of flame_rl that {STARTS_NAME} names"
+    )
+    raise UsageError("\n".join([hint, *damaged]))
+
+
+class Checkpointer:
+    """Saves a run's state every N iterations, and when asked to; and the best.
+
+    The best is the policy of the best evaluation; without evaluations, the policy that collected
+    the best mean return of training, from before that iteration's update, or with `overlap` one
+    update earlier. Where the run goes on from before the best, that is found anew.
+    """
+
+    def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
+        """`tables` has, by file name, all text of each CSV file, also what is not on disk yet."""
+        self._folder = folder / CHECKPOINTS_NAME
+        self._best_path = self._folder / BEST_NAME
+        self._trainer, self._tables = trainer, tables
+        self._lengths = self._table_lengths()
+        self._score: float | None = None  # of the latest iteration; None once it is saved
+        # The best mean return and its iteration.
+        self.best = -math.inf, 0
+        # The best state and the tables' lengths then, while it is not on disk.
+        self._better: tuple[RunState, tuple[int, ...]] | None = None
+        # The first replayed episode that each kept checkpoint needs.
+        self._needed: dict[Path, int] = {}
+        with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
+            best = read_checkpoint(self._best_path)
+            iterations = best.totals.iterations
+            if best.score is not None and iterations <= trainer.totals.iterations:
+                evaluated = trainer.config.experiment.evaluate_every is not None
+                self.best = best.score, iterations - evaluated
+
+    def begin(self) -> None:
+        """Save the state before the first iteration. Raises RunError if the disk refuses."""
+        self._write(self._folder / f"{0:08d}.ckpt", self._latest(), self._lengths, None)
+
+    def report(self, result: IterationResult) -> None:
+        """Call after every iteration. Raises RunError if the disk refuses."""
+        config, before = self._trainer.config, self._lengths
+        self._lengths, self._score = self._table_lengths(), result.reward_mean
+        every, done = config.experiment.evaluate_every, result.iteration + 1
+        if every is None and result.reward_mean > self.best[0]:
+            self.best = result.reward_mean, result.iteration
+            self._better = with_collector(self._trainer.before), before
+        # The last policy is evaluated in any case, and is not the last in a longer run.
+        if every is not None and done % every == 0 and result.evaluation.reward_mean > self.best[0]:
+            self.best = result.evaluation.reward_mean, result.iteration
+            self._better = self._latest(), self._lengths
+            self._save_best()
+        if done % config.output.checkpoint_every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Save the latest state unless it is saved. Raises RunError if the disk refuses."""
+        if self._score is None:
+            return
+        latest = self._latest()
+        path = self._folder / f"{latest.totals.iterations:08d}.ckpt"
+        self._write(path, latest, self._lengths, self._score)
+        self._score = None
+        self._save_best()
+        own = list_checkpoints(self._folder)
+        # Later ones are of before the run went on from an earlier one.
+        done = [each for each in own if int(each.stem) <= latest.totals.iterations]
+        kept = done[: self._trainer.config.output.keep_checkpoints]
+        with refused_by_the_disk(self._folder):
+            for old in set(own) - set(kept):
+                old.unlink(missing_ok=True)
+            if (replay := self._trainer.replay) is not None:
+                self._needed[path] = replay.first_needed(latest.learner)
+                for each in set(kept) - self._needed.keys():
+                    # Written before the run was resumed. Nobody can resume from a damaged one.
+                    with contextlib.suppress(CheckpointError):
+                        self._needed[each] = replay.first_needed(read_checkpoint(each).learner)
+                self._needed = {each: self._needed[each] for each in kept if each in self._needed}
+                replay.forget_before(min(self._needed.values()))
+
+    def _save_best(self) -> None:
+        if self._better is not None:
+            self._write(self._best_path, *self._better, self.best[0])
+            self._better = None
+
+    def _latest(self) -> RunState:
+        """The state now, as views: it must be written before the next iteration."""
+        return RunState(self._trainer.totals, self._trainer.learner.state_dict())
+
+    def _table_lengths(self) -> tuple[int, ...]:
+        return tuple(map(len, self._tables.values()))
+
+    def _write(
+        self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None
+    ) -> None:
+        texts = zip(self._tables.items(), lengths, strict=True)
+        tables = {name: bytes(text[:length]) for (name, text), length in texts}
+        spec, config = self._trainer.spec, self._trainer.config
+        data = encode_checkpoint(state, score, spec, config, tables)
+        with refused_by_the_disk(path):
+            # Without its parents: a run folder that was moved is not made again.
+            self._folder.mkdir(exist_ok=True)
+            write_atomically(path, data)
+
+
+def with_collector(state: RunState) -> RunState:
+    """The state with the policy that collects next in place of the latest one, which is the part
+    `policy`, or `shared` where one network is policy and value."""
+    part = "shared" if part_of(state.learner, "shared") else "policy"
+    collector = part_of(state.learner, "collector")
+    own = {f"{part}.{name}": array for name, array in collector.items()}
+    return replace(state, learner=state.learner | own)
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:

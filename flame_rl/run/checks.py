@@ -38,10 +38,8 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
     widths = config.experiment.hidden_sizes
     weights = sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     if (needed := _WEIGHT_BYTES * weights / 1e9) > (there := physical_bytes() / 1e9):
-        raise UsageError(
-            f"--hidden-sizes: {widths} would take at least {needed:.1f} of {there:.1f} GB; choose "
-            "less"
-        )
+        share = f"{needed:.1f} of {there:.1f} GB"
+        raise UsageError(f"--hidden-sizes: {widths} would take at least {share}; choose less")
 
 
 def training_refusal(config: TrainConfig, spec: EnvironmentSpec) -> str:
@@ -164,34 +162,27 @@ def own_networks() -> Iterator[None]:
     except SyntaxError as error:
         where = f"{error.filename}, line {error.lineno}"
         raise UsageError(f"{where}: {type(error).__name__}: {error.msg}") from error
-    except (AttributeError, ImportError) as error:
+    except (UsageError, RunError, Interrupted):
+        raise
+    except Exception as error:
         if "failed to map segment" in str(error):
             raise UsageError(
                 f"torch cannot be loaded: {error}; let it have 3.5 GB of address space (ulimit -v)"
             ) from error
-        module = error.obj if isinstance(error, AttributeError) else sys.modules.get(error.name)
+        module = getattr(error, "obj", None)  # of an AttributeError
+        if isinstance(error, ImportError):
+            module = sys.modules.get(error.name)
         # See flame_rl.learner.own_model.
-        own = "model", getattr(module, "__file__", None)
-        if getattr(module, "__name__", "") not in own:
-            _refuse_in_model(error)
-            raise
-        raise UsageError(
-            f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
-            "model.py: begin with a copy of that one, or give this file another name"
-        ) from error
-    except (UsageError, RunError, Interrupted):
+        if getattr(module, "__name__", "") in ("model", getattr(module, "__file__", None)):
+            raise UsageError(
+                f"{module.__file__}: {error}. This file is found before the networks of flame_rl, "
+                "its model.py: begin with a copy of that one, or give this file another name"
+            ) from error
+        lines = [
+            f"{frame.f_code.co_filename}, line {number}"
+            for frame, number in walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__") in ("model", frame.f_code.co_filename)
+        ]
+        if lines:  # model.py was at work
+            raise UsageError(f"{lines[-1]}: {summary(error)}; correct it there") from error
         raise
-    except Exception as error:
-        _refuse_in_model(error)
-        raise
-
-
-def _refuse_in_model(error: Exception) -> None:
-    """Raise UsageError if model.py was at work when the error was raised."""
-    lines = [
-        f"{frame.f_code.co_filename}, line {number}"
-        for frame, number in walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in ("model", frame.f_code.co_filename)
-    ]
-    if lines:
-        raise UsageError(f"{lines[-1]}: {summary(error)}; correct it there") from error

@@ -35,9 +35,6 @@ LOCK_NAME = ".lock"
 _GIT_SECONDS = 5.0
 
 
-# The folder
-
-
 def check_output(config: TrainConfig) -> None:
     """Raise UsageError if --output cannot be the folder of a new run."""
     folder = config.output.output
@@ -148,9 +145,6 @@ def path_to_show(folder: Path, here: Path) -> Path:
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
-# config.json
-
-
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.json. Raises UsageError if it cannot be written."""
     with refused_as(UsageError, f"--output: cannot write to {folder}"):
@@ -164,8 +158,7 @@ def read_config(folder: Path) -> TrainConfig:
 
 
 def saved_config(path: Path) -> TrainConfig:
-    """The configuration of the run that is to be resumed from its folder or a checkpoint in it.
-    Raises UsageError if there is none."""
+    """The configuration of the run that is resumed from `path`. Raises UsageError without one."""
     try:
         # Whether it is trusted, a folder does not say itself.
         return read_config(run_of(path)).changed(resume=path, trust=False)
@@ -187,34 +180,30 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
     for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
         for place in (*sys.path, "."):
             path = Path(place, *module.split("."))
-            inside = module and _lies_in(folder, place, path)
-            if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
-                raise _untrusted(folder, f"its config.json names the module {module}, which")
+            if module and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
+                what = f"its config.json names the module {module}, which"
+                _refuse_inside(folder, place, path, what)
 
 
 def refuse_model_in(folder: Path, config: TrainConfig) -> None:
     """The same of the file with the networks."""
     own = config.experiment.model or Path("model.py")
-    if own.is_file() and _lies_in(folder, own.parent, own):
-        raise _untrusted(folder, f"the networks' file {own}")
+    if own.is_file():
+        _refuse_inside(folder, own.parent, own, f"the networks' file {own}")
 
 
-def _lies_in(folder: Path, place: str | Path, path: Path) -> bool:
-    """Whether a path below `place` is in the folder, or what it links to."""
+def _refuse_inside(folder: Path, place: str | Path, path: Path, what: str) -> None:
+    """Raise UsageError if `path`, which is below `place`, or what it links to is in the folder."""
     here = Path(place).resolve() / path.relative_to(place)
-    return any(each.is_relative_to(folder.resolve()) for each in (here, path.resolve()))
-
-
-def _untrusted(folder: Path, what: str) -> UsageError:
-    return UsageError(
-        f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
-        "--trust (trust=True in Python) if you trust it"
-    )
+    if any(each.is_relative_to(folder.resolve()) for each in (here, path.resolve())):
+        raise UsageError(
+            f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
+            "--trust (trust=True in Python) if you trust it"
+        )
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
-    """Raise UsageError where flags would change the results of the run that is resumed, and for
-    modules in its folder."""
+    """Raise UsageError where flags would change a resumed run, and for modules in its folder."""
     refuse_modules_in(run_of(given.output.resume), given)
     if different := differences(saved, given):
         raise UsageError(
@@ -239,9 +228,6 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
     )
 
 
-# starts.jsonl
-
-
 def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> None:
     """Add a line: when the run began or went on, by which words of the command line, after how
     many iterations, with which code and versions. Raises UsageError if that cannot be written."""
@@ -261,18 +247,16 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
 def package_version() -> str:
     """The package's version and, in a git repository of its own, the commit, with "-dirty" where
     files differ from it."""
-    root = Path(flame_rl.__file__).parent.parent
-    if not (root / ".git").exists():
-        return flame_rl.__version__
+    root, version = Path(flame_rl.__file__).parent.parent, flame_rl.__version__
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": _GIT_SECONDS}
     # There may be no git, or it may not be read.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = subprocess.check_output(words, text=True, **how).strip()
-        return f"{flame_rl.__version__}, commit {commit}"
-    return flame_rl.__version__
+        if (root / ".git").exists():
+            version += f", commit {subprocess.check_output(words, text=True, **how).strip()}"
+    return version
 
 
 def library_versions() -> dict[str, str]:

@@ -14,19 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flame_rl.actor.fragments import next_starts
-from flame_rl.backends import Backend, Listener
+from flame_rl.backends import Backend
 from flame_rl.backends.dispatch import Collected
 from flame_rl.run.checks import fragment_steps
-from flame_rl.run.results import IterationResult, Timing, Totals, evaluation_of, progress
+from flame_rl.run.results import SPREAD, IterationResult, Timing, Totals, evaluation_of, progress
 from flame_rl.settings.config import TrainConfig, environment_of
+from flame_rl.settings.experiment import Experiment
 from flame_rl.wire.inputs import step_columns
-from flame_rl.wire.messages import (
-    CollectRequest,
-    Environment,
-    EnvironmentSpec,
-    Episodes,
-    PolicySnapshot,
-)
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, Episodes, PolicySnapshot
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.learner import Learner
@@ -34,9 +29,9 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 def collect_iteration(
     learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
-) -> Collected:
-    """Collect the next iteration's episodes. A prefetching backend begins to collect those of the
-    iteration after it. Raises as `Backend.collect` does."""
+) -> tuple[CollectRequest, Collected]:
+    """Collect the next iteration's episodes; returns the request, too. A prefetching backend begins
+    to collect those of the iteration after it. Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
     asked = time.perf_counter()
@@ -47,44 +42,43 @@ def collect_iteration(
         if progress(config.experiment, after) < 1:
             latest = learner.snapshot()
             backend.begin(latest, training_request(config, spec, after, latest.version))
-    return collected
+    return request, collected
 
 
 def learn_iteration(
     learner: Learner,
     backend: Backend,
-    config: TrainConfig,
-    spec: EnvironmentSpec,
+    experiment: Experiment,
     done: Totals,
+    request: CollectRequest,
     collected: Collected,
 ) -> IterationResult:
     """Update the learner in place by what `collect_iteration` returned, and evaluate its policy
     where that is due, with episodes that the backend collects. `done` are the totals before the
     iteration. Raises as `Backend.collect` and `Learner.update` do."""
-    experiment, rewards, began = config.experiment, learner.rewards, time.perf_counter()
-    episodes = collected.episodes
+    rewards, began, episodes = learner.rewards, time.perf_counter(), collected.episodes
     raw = rewards.raw(episodes)
-    request = training_request(config, spec, done, 0)
     after = _after(request, done, raw)
     shaped = rewards.shaped(episodes, raw)
     losses = learner.update(shaped, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in raw])
-    outcomes = rewards.outcomes_of(episodes)
     whole = returns if request.cut is None else _whole_returns(request, raw, returns)
+    mean_return = float(whole.mean()) if len(whole) else None
+    outcomes = rewards.outcomes_of(episodes)
     if request.cut is not None:
-        outcomes["whole_return"] = float(whole.mean()) if len(whole) else math.nan
-    evaluation, every, mean_return = None, experiment.evaluate_every, None
-    if every is None:
-        mean_return = float(whole.mean()) if len(whole) else None
-    elif after.iterations % every == 0 or progress(experiment, after) >= 1:
-        snapshot = learner.snapshot()
-        count = range(experiment.evaluate_episodes)
-        asked = make_request(config, spec, done.iterations, count, snapshot.version)
-        asked = replace(asked, stream="validation", explore=False)
-        evaluated = backend.collect(snapshot, asked).episodes
-        evaluation = evaluation_of(evaluated, asked.agents, rewards)
-        mean_return = evaluation.reward_mean
+        outcomes["whole_return"] = math.nan if mean_return is None else mean_return
+    evaluation, every = None, experiment.evaluate_every
+    if every is not None:
+        mean_return = None
+        if after.iterations % every == 0 or progress(experiment, after) >= 1:
+            snapshot, indices = learner.snapshot(), tuple(range(experiment.evaluate_episodes))
+            asked = replace(request, indices=indices, policy_version=snapshot.version)
+            asked = replace(asked, stream="validation", explore=False)
+            asked = replace(asked, steps=None, cut=None, starts={})
+            evaluated = backend.collect(snapshot, asked).episodes
+            evaluation = evaluation_of(evaluated, request.agents, rewards)
+            mean_return = evaluation.reward_mean
     timing = Timing(
         collecting=collected.awaited,
         updating=updated - began,
@@ -100,10 +94,7 @@ def learn_iteration(
         iteration=done.iterations,
         episodes=after.episodes,
         env_steps=after.env_steps,
-        reward_mean=float(returns.mean()),
-        reward_std=float(returns.std()),
-        reward_min=float(returns.min()),
-        reward_max=float(returns.max()),
+        **{f"reward_{name}": float(getattr(returns, name)()) for name in SPREAD},
         length_mean=after.length_mean,
         losses=losses,
         reward_parts=rewards.means(episodes, shaped),
@@ -117,13 +108,17 @@ def learn_iteration(
 
 def _after(request: CollectRequest, done: Totals, episodes: Episodes) -> Totals:
     """The totals after the iteration in which these episodes answered `request`."""
-    after = done.plus(len(episodes), episodes.steps)
-    return replace(after, starts=next_starts(request, episodes))
+    return Totals(
+        iterations=done.iterations + 1,
+        episodes=done.episodes + len(episodes),
+        env_steps=done.env_steps + episodes.steps,
+        length_mean=episodes.steps / len(episodes),
+        starts=next_starts(request, episodes),
+    )
 
 
 def _whole_returns(request: CollectRequest, episodes: Episodes, returns: np.ndarray) -> np.ndarray:
-    """The returns of the episodes that ended, whole, given those of their last fragments, float64
-    [E]."""
+    """The returns of the episodes that ended, float64 [E], given those of their last fragments."""
     ended = np.flatnonzero(episodes.terminated | episodes.truncated)
     starts = [request.starts.get(index) for index in episodes.index[ended].tolist()]
     return returns[ended] + [0.0 if start is None else start.so_far for start in starts]
@@ -164,8 +159,8 @@ def make_request(
 
 
 class PrefetchingBackend:
-    """A backend around another one, which can begin to collect before it is asked to; `begun` is
-    the request that was begun last and not yet fetched."""
+    """Collects by a backend, and can begin before it is asked to; `begun` is the request that was
+    begun last and not yet fetched."""
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""
@@ -187,17 +182,6 @@ class PrefetchingBackend:
         if self._future is not None:
             wait([self._future])
         return self._backend.collect(snapshot, request)
-
-    @property
-    def listener(self) -> Listener:
-        return self._backend.listener
-
-    @listener.setter
-    def listener(self, listener: Listener) -> None:
-        self._backend.listener = listener
-
-    def describe(self, environment: Environment) -> EnvironmentSpec:
-        return self._backend.describe(environment)
 
     def close(self) -> None:
         """End what was begun, and the backend."""

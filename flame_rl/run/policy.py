@@ -15,11 +15,9 @@ from flame_rl.actor.randomness import acting_generator
 from flame_rl.learner.training.network import Samples
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
+from flame_rl.run import checks, folder, transfer
 from flame_rl.run.checkpoint import find_checkpoint
-from flame_rl.run.checks import own_networks
-from flame_rl.run.folder import refuse_model_in, run_of
-from flame_rl.run.transfer import load_state
-from flame_rl.settings.algorithms import Hindsight, OnPolicy, Replay
+from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.inputs import ObservationPart, observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
@@ -46,8 +44,8 @@ class Policy:
         """`seed` decides the actions that are sampled."""
         self.spec, self.updates = spec, snapshot.version
         self._policy = ActingPolicy(snapshot)
-        is_seed = not isinstance(seed, np.random.Generator)
-        self._generator = acting_generator(seed) if is_seed else seed
+        given = isinstance(seed, np.random.Generator)
+        self._generator = seed if given else acting_generator(seed)
         self._parts = _observed_parts(snapshot, spec)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
@@ -64,13 +62,13 @@ class Policy:
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
         config = _to_act(TrainConfig.from_data(checkpoint.config), checkpoint.spec)
-        refuse_model_in(run_of(path), config)
-        with own_networks():
+        folder.refuse_model_in(folder.run_of(path), config)
+        with checks.own_networks():
             learner = make_learner(config, checkpoint.spec)
             # Moments of Adam are of all losses, auxiliary ones included; replay has less room here.
             own = {n: a for n, a in learner.state_dict().items() if "adam." in n or "replay." in n}
             state = {n: a for n, a in checkpoint.learner.items() if ".auxiliary." not in n} | own
-            load_state(learner, replace(checkpoint, learner=state), path)
+            transfer.load_state(learner, replace(checkpoint, learner=state), path)
         return cls(learner.snapshot(), checkpoint.spec, seed)
 
     def begin(self, episodes: int = 1) -> None:
@@ -154,16 +152,12 @@ class Policy:
 
 
 def _to_act(config: TrainConfig, spec: EnvironmentSpec) -> TrainConfig:
-    """The configuration without what only learning needs: the run's own modules, and room for
-    replayed episodes."""
-    config = config.changed(device="cpu", reward=None)
-    if isinstance(config.algorithm, OnPolicy):
-        config = config.changed(policy_loss=None, auxiliary=(), auxiliary_weights=())
-    if isinstance(config.algorithm, Hindsight):
-        config = config.changed(hindsight="none")
+    """The configuration without what only learning needs: own modules, and room for replay."""
+    plain = {"policy_loss": None, "auxiliary": (), "auxiliary_weights": (), "hindsight": "none"}
     if isinstance(config.algorithm, Replay):
-        config = config.changed(capacity=min(config.algorithm.capacity, spec.time_limit or 1))
-    return config
+        plain["capacity"] = min(config.algorithm.capacity, spec.time_limit or 1)
+    known = {name: value for name, value in plain.items() if hasattr(config.algorithm, name)}
+    return config.changed(device="cpu", reward=None, **known)
 
 
 def _observed_parts(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> list[ObservationPart]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from flame_rl.learner.rewards import Rewards
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
+from flame_rl.wire.fields import Whole, Within
 from flame_rl.wire.messages import Episodes, Start
 
+Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
+# What is said of an iteration's returns; methods of an array.
+SPREAD = ("mean", "std", "min", "max")
 RESAMPLES = 10_000
 # The most episodes whose mean has Student's interval.
 FEW = 30
@@ -27,17 +33,12 @@ class Totals:
     steps per episode (0 before the first) and the mean return, of its evaluation where the run has
     some (None where none was due, or no episode ended); and where the next fragments begin."""
 
-    iterations: int = 0
-    episodes: int = 0
-    env_steps: int = 0
-    length_mean: float = 0.0
-    mean_return: float | None = None
+    iterations: Whole = 0
+    episodes: Whole = 0
+    env_steps: Whole = 0
+    length_mean: Number = 0.0
+    mean_return: Number | None = None
     starts: dict[int, Start] = field(default_factory=dict, compare=False)
-
-    def plus(self, episodes: int, steps: int) -> Totals:
-        """After one more iteration of `episodes` episodes and `steps` env steps."""
-        done = self.episodes + episodes, self.env_steps + steps
-        return Totals(self.iterations + 1, *done, steps / episodes)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,14 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run import checks, folder, iteration, results, transfer
-from flame_rl.run.checkpoint import (
-    Checkpoint,
-    checkpoints_of,
-    encode_checkpoint,
-    find_checkpoint,
-    refused_by_the_disk,
-)
+from flame_rl.run import checkpoint, checks, folder, iteration, results, transfer
 from flame_rl.run.policy import Action, Policy
 from flame_rl.settings.checks import Count, Seed, converted, flag, refuse
 from flame_rl.settings.config import Output, TrainConfig, environment_of
@@ -53,7 +45,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 Callback = Callable[[results.IterationResult], Literal["stop"] | None]
 
 # Settings that the command line carries out, and not the Trainer.
-REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
+_REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
 
 
 class Trainer:
@@ -115,9 +107,9 @@ class Trainer:
         self._closing = contextlib.ExitStack()
         self._policy: Policy | None = None
         # Before torch is imported, so that workers and executors start in the meantime.
-        self._backend = make_backend(config, self.stop)
+        self._workers = self._backend = make_backend(config, self.stop)
         if config.algorithm.overlap and (self.distributed or local_workers(config)):
-            self._backend = iteration.PrefetchingBackend(self._backend, self.stop)
+            self._backend = iteration.PrefetchingBackend(self._workers, self.stop)
         try:
             # Importing torch, and model.py, takes seconds, in which Ctrl-C must work.
             with checks.own_networks():
@@ -141,7 +133,7 @@ class Trainer:
         else:
             env_id = _register(experiment.env, experiment.env_name.removeprefix(CALLABLE))
             self._closing.callback(gymnasium.registry.pop, env_id, None)
-        spec = self._backend.describe(environment_of(self.config, env_id))
+        spec = self._workers.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
         if differs := spec.differs:
@@ -160,8 +152,7 @@ class Trainer:
         self.config = self.config.changed(device=device, slots=spec.slots)
         checks.fragment_steps(self.config, self.spec)  # refuses what cannot be
         # Large networks take long, too.
-        made = partial(make_learner, self.config, self.spec)
-        self.learner = unless_stopped(self.stop, made)
+        self.learner = unless_stopped(self.stop, lambda: make_learner(self.config, self.spec))
         self._closing.callback(self.learner.algorithm.close)
         if (demonstrations := self.learner.algorithm.demonstrations) is not None:
             self.config = self.config.changed(demonstrations_digest=demonstrations.digest)
@@ -201,10 +192,9 @@ class Trainer:
         make it another run, or the other environment has other spaces.
         """
         path = Path(path)
-        checkpoint, warnings = find_checkpoint(path, best)
-        saved = TrainConfig.from_data(checkpoint.config).changed(trust=False)
-        environment = {} if environment is None else environment
-        known = {"env", "env_kwargs", "wrapper"}
+        found, warnings = checkpoint.find_checkpoint(path, best)
+        saved = TrainConfig.from_data(found.config).changed(trust=False)
+        environment, known = environment or {}, {"env", "env_kwargs", "wrapper"}
         if not isinstance(environment, Mapping) or environment.keys() - known:
             refuse("environment", f"a dictionary of {', '.join(sorted(known))}", environment)
         other = {name: value for name, value in environment.items() if value}
@@ -220,7 +210,7 @@ class Trainer:
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
         try:
-            trainer._take_up(checkpoint, path, elsewhere=bool(other))
+            trainer._take_up(found, path, elsewhere=bool(other))
         except BaseException:
             trainer.close()
             raise
@@ -228,35 +218,35 @@ class Trainer:
         trainer.warnings = warnings
         return trainer
 
-    def begin(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
+    def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:
         """Begin, or continue the run that `config.output.resume` names, a folder or a checkpoint in
         one. `found` is what `find_checkpoint` returned for it, if it was called. Raises UsageError
         if no checkpoint can be used, or it does not fit config.json or model.py."""
         path = self.config.output.resume
-        if path is not None and path.is_dir() and not checkpoints_of(path):
+        if path is not None and path.is_dir() and not checkpoint.checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
             path = None
         if path is None:
             return self._take_networks()
-        checkpoint, damaged = found or find_checkpoint(path)
-        saved = TrainConfig.from_data(checkpoint.config)
-        if different := folder.differences(saved, self.config):
+        newest, damaged = found or checkpoint.find_checkpoint(path)
+        if different := folder.differences(TrainConfig.from_data(newest.config), self.config):
             file = folder.run_of(path) / folder.CONFIG_NAME
             raise UsageError(
                 f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
                 "run's values back, or begin a new run"
             )
-        self._take_up(checkpoint, path)
-        self.warnings += damaged + transfer.what_differs(checkpoint, self.config)
+        self._take_up(newest, path)
+        self.warnings += damaged + transfer.what_differs(newest, self.config)
 
-    def _take_up(self, checkpoint: Checkpoint, path: Path, elsewhere: bool = False) -> None:
+    def _take_up(self, saved: checkpoint.Checkpoint, path: Path, elsewhere: bool = False) -> None:
         """Load a checkpoint; `elsewhere` says that its policy acts in another environment."""
-        refuse = transfer.refuse_other_spaces if elsewhere else transfer.refuse_another_environment
-        refuse(checkpoint.spec, self.spec, path)
-        transfer.load_state(self.learner, checkpoint, path)
-        self.totals, self.tables = checkpoint.totals, checkpoint.tables
-        if elsewhere:  # there is nothing to go on with
-            self.totals = replace(self.totals, starts={})
+        self.totals, self.tables = saved.totals, saved.tables
+        if elsewhere:
+            transfer.refuse_other_spaces(saved.spec, self.spec)
+            self.totals = replace(self.totals, starts={})  # there is nothing to go on with
+        else:
+            transfer.refuse_another_environment(saved.spec, self.spec, path)
+        transfer.load_state(self.learner, saved, path)
 
     def train(self) -> results.IterationResult:
         """Do one iteration: collect, update, and evaluate where that is due.
@@ -289,29 +279,26 @@ class Trainer:
     def do_iteration(self, backend: Backend) -> results.IterationResult:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
         collects. Raises as `train` does; learner and totals are then as they were before."""
-        learner = self.learner
-        run = learner, backend, self.config, self.spec, self.totals
-        collected = iteration.collect_iteration(*run)
+        learner, experiment, done = self.learner, self.config.experiment, self.totals
+        found = iteration.collect_iteration(learner, backend, self.config, self.spec, done)
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
-        self.before = results.RunState(self.totals, before)
+        self.before = results.RunState(done, before)
         with stoppable(self.stop):
             try:
-                result = iteration.learn_iteration(*run, collected)
+                result = iteration.learn_iteration(learner, backend, experiment, done, *found)
                 end_if_stopped()
                 self.totals = result.totals
             except BaseException:
                 learner.load_state_dict(before, undo=True)
-                self.totals = self.before.totals
+                self.totals = done
                 raise
         return result
 
     def __iter__(self) -> Iterator[results.IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
-        self._ended = False
-        while not results.ended(self.config.experiment, self.totals):
-            if self._ended or self.stop.is_set():
-                return
+        self._ended, experiment = False, self.config.experiment
+        while not (self._ended or self.stop.is_set() or results.ended(experiment, self.totals)):
             yield self.train()
 
     def evaluate(
@@ -382,16 +369,17 @@ class Trainer:
         """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
         Raises RunError if the disk refuses."""
         path = Path(path)
-        with refused_by_the_disk(path):
+        with checkpoint.refused_by_the_disk(path):
             if self.replay is not None:
                 self.replay.copy_to(folder.files_beside(path))
             state = results.RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))
+            data = checkpoint.encode_checkpoint(state, None, self.spec, self.config)
+            write_atomically(path, data)
 
     def listen(self, listener: Listener) -> None:
         """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""
-        self._backend.listener = listener
+        self._workers.listener = listener
 
     def close(self) -> None:
         """Stop all workers and threads, and close the learner. May be called twice; does nothing in
@@ -434,6 +422,6 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
 
 def _refuse_reports(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that only the command line carries out."""
-    for name in REPORTS:
+    for name in _REPORTS:
         if settings.get(name, default := getattr(Output, name)) != default:
             raise UsageError(f"{name}: a Trainer prints nothing; train with main.py {flag(name)}")

@@ -37,11 +37,8 @@ _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
 _PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
-# The layers of a policy, one of which is the last.
-_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.(\d+))\..*")
-
-
-# A run's own checkpoint
+# The layers of a policy.
+_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.\d+)\..*")
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
@@ -77,20 +74,16 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     ]
 
 
-# A policy in an environment
-
-
 def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
     """Raise UsageError where a run would go on in another environment than that of the checkpoint
     at `path`. The name may differ, and old checkpoints do not say the time limit."""
-    left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
-    left_out |= {"renders": False}
-    then, now = (replace(spec, **left_out) for spec in (trained, here))
+    same = {"env_id": "", "time_limit": None, "limited_by_default": False, "renders": False}
+    then, now = (replace(spec, **same) for spec in (trained, here))
     if then != now:
         raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
 
 
-def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
+def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec) -> None:
     """Raise UsageError unless a policy that was trained in one environment can act in the other.
     Bounds may differ: actions are scaled to those that are there."""
     forms = {"observation_space": form_of, "action_space": form_of, "masked": bool}
@@ -116,9 +109,6 @@ def form_of(space: spaces.Space) -> object:
     return type(space), space.shape, space.dtype
 
 
-# --from: another run's networks
-
-
 def begin_from(
     learner: Learner, config: TrainConfig, spec: EnvironmentSpec
 ) -> tuple[str, str, list[str]] | None:
@@ -138,7 +128,7 @@ def begin_from(
     run, checkpoint, warnings = _found(path)
     old = TrainConfig.from_data(checkpoint.config)
     name = old.algorithm_name
-    source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.iterations} iterations"
+    source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.totals.iterations} iterations"
     digest = arrays_digest(checkpoint.learner)
     if config.experiment.from_digest not in (None, digest):
         raise UsageError(
@@ -241,21 +231,18 @@ def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[
 
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}
-    own = {part: part_of(new, part) for part in modules}
-    copies: dict[str, str] = {}
-    for source, copy in itertools.combinations(modules, 2):
-        if source not in copies and arrays_digest(own[copy]) == arrays_digest(own[source]):
-            copies[copy] = source
-    parts = (*(name for name in modules if name not in copies), *_MOMENTS)
-    placed = filter(None, map(_OF_POLICY.fullmatch, new))
-    _, last = max(((int(each[2]), each[1]) for each in placed), default=(0, ""))
-    unlike = {last: another} if another else {}
+    digests = {part: arrays_digest(part_of(new, part)) for part in modules}
+    first: dict[str, str] = {}
+    sources = {part: first.setdefault(digest, part) for part, digest in digests.items()}
+    layers = [each[1] for each in map(_OF_POLICY.fullmatch, new) if each]
+    unlike = {layer: another for layer in layers[-1:] if another}
+    parts = (*first.values(), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts, unlike)
     # Biases and the moments of returns may fit anything.
     if not any(array.ndim > 1 for array in taken.values()):
         return [], left
     merged = new | taken
-    for copy, source in copies.items():
+    for copy, source in sources.items():
         merged |= {f"{copy}.{name}": array for name, array in part_of(merged, source).items()}
     learner.load_state_dict(merged)
     if f"{_OBSERVATIONS}.mean" in taken:
@@ -306,8 +293,7 @@ def _form(array: np.ndarray) -> str:
 
 
 def _set_normalizers(learner: Learner, modules: dict[str, nn.Module], taken: State) -> None:
-    """Set the normalisers that the other learner did not have in these places, by the moments of
-    observations that were taken."""
+    """Set normalisers that were not taken by the moments of observations that were."""
     from flame_rl.modules.observations import normalizers_of
 
     moments = learner.parts[_OBSERVATIONS]

@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 
-from flame_rl.report.figures import choose_output, save_and_show
+from flame_rl.report.figures import save_and_show
 from flame_rl.report.tables import read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.errors import RunError, UsageError, say
@@ -257,7 +257,6 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
     """Draw by Optuna the scores of the trials, best.png, and importance.png: how much each setting
     has to do with being in the better half (PED-ANOVA, Watanabe et al. 2023), where a trial that
     was pruned counts by its last value. The second needs ten trials, and scores that differ."""
-    choose_output()
     study, judged = (optuna.create_study(direction="maximize") for _ in range(2))
     scored = [each for each in trials if each.value is not None]
     study.add_trials(scored)

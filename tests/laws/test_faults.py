@@ -20,7 +20,7 @@ import pytest
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Limits
 from flame_rl.backends.deadlines import Deadlines
-from flame_rl.run.checkpoint import load_newest
+from flame_rl.run.checkpoint import find_checkpoint
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_ok, start_main, table
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors, wait_until
 
@@ -294,7 +294,7 @@ def fail_on_one_episode(kind: str, tmp_path: Path, words: list[str]):
         *words,
     ]:
         assert word in done.stderr, word
-    checkpoint, damaged = load_newest(tmp_path / "my run")
+    checkpoint, damaged = find_checkpoint(tmp_path / "my run")
     assert checkpoint.totals.iterations == ITERATION and not damaged
     assert rows(tmp_path / "my run") == 1 + ITERATION
     (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
@@ -337,7 +337,7 @@ def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(clean, tm
     for word in ("the update was refused", "rewards or observations of enormous", "try a tenth"):
         assert word in done.stderr
     run = tmp_path / "run"
-    checkpoint, damaged = load_newest(run)
+    checkpoint, damaged = find_checkpoint(run)
     assert not damaged and checkpoint.totals.iterations == ITERATION
     assert rows(run) == 1 + ITERATION
     assert "nan" not in (run / "metrics.csv").read_text()
@@ -405,7 +405,7 @@ def test_one_signal_at_any_moment(number, moment, whole, tmp_path):
         return
     if isinstance(moment, int):
         # Saved to the last row: nothing has to be computed again.
-        assert load_newest(run)[0].totals.iterations == rows(run) - 1
+        assert find_checkpoint(run)[0].totals.iterations == rows(run) - 1
     done = run_ok("--resume", "run", cwd=tmp_path)
     # Before the first update there was nothing to save.
     assert done.stderr == "" or "begins at the beginning" in done.stderr

@@ -389,7 +389,7 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):
-        found, _ = checkpoint.load_newest(config.output.resume)
+        found, _ = checkpoint.find_checkpoint(config.output.resume)
         transfer.load_state(learner(6), found, tmp_path)
 
 

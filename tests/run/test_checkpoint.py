@@ -29,17 +29,17 @@ from flame_rl.report.tables import read_columns
 from flame_rl.run import checkpoint
 from flame_rl.run.checkpoint import (
     MAGIC,
+    Checkpointer,
     CheckpointError,
     encode_checkpoint,
+    find_checkpoint,
     list_checkpoints,
-    load_newest,
     read_checkpoint,
 )
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, read_config
 from flame_rl.run.results import RunState, Totals
-from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import RunError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire import codec, packing
@@ -371,14 +371,15 @@ def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
 
 
 def test_the_newest_sound_one_is_used_and_the_damaged_are_named(tmp_path):
-    assert load_newest(tmp_path) == (None, [])
+    with pytest.raises(UsageError, match="holds no sound checkpoint"):
+        find_checkpoint(tmp_path)
     save_all(tmp_path, [0.0, 1.0, 2.0, 3.0], keep_checkpoints=4)
     newest, before, *_ = list_checkpoints(tmp_path / CHECKPOINTS_NAME)
-    assert load_newest(tmp_path)[0].totals.iterations == 4
+    assert find_checkpoint(tmp_path)[0].totals.iterations == 4
     newest.write_bytes(newest.read_bytes()[:-1])
     before.write_bytes(HOSTILE["a weight of NaN"])
     (tmp_path / CHECKPOINTS_NAME / "00000009.ckpt.part").write_bytes(GOOD[:100])
-    found, damaged = load_newest(tmp_path)
+    found, damaged = find_checkpoint(tmp_path)
     assert found.totals.iterations == 2
     assert len(damaged) == 2
     assert "00000004.ckpt" in damaged[0] and "checksum" in damaged[0]
@@ -392,7 +393,7 @@ def test_those_after_the_one_from_which_a_run_went_on_are_left_behind(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-1])
     save_all(tmp_path, [0.0], first=1, keep_checkpoints=9)
     assert names(tmp_path) == ["00000001.ckpt", "00000002.ckpt", "best.ckpt"]
-    assert load_newest(tmp_path)[0].totals.iterations == 2
+    assert find_checkpoint(tmp_path)[0].totals.iterations == 2
 
 
 def test_a_best_from_after_the_iteration_at_which_a_run_goes_on_is_found_anew(tmp_path):
@@ -442,7 +443,7 @@ def test_killed_in_the_middle_of_a_checkpoint(tmp_path):
     done = run_script(TORN, *RUN, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert "00000008.ckpt.part" in names(tmp_path / "run")
-    assert load_newest(tmp_path / "run")[0].totals.iterations == 4
+    assert find_checkpoint(tmp_path / "run")[0].totals.iterations == 4
     done = run_ok("--resume", "run", cwd=tmp_path)
     assert done.stderr == ""
     assert "Going on after iteration 3" in done.stdout

@@ -11,9 +11,9 @@ from flame_rl import Trainer
 from flame_rl.backends.dispatch import Collected
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.run.checkpoint import Checkpointer
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
 from flame_rl.run.iteration import EitherEvent, PrefetchingBackend, make_request
-from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from tests.learners import make_config
 
