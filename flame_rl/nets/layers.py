@@ -200,10 +200,7 @@ class InputsLayer(LayerKind):
             raise WireError(f"widths: {self.widths.tolist()[:20]}, not all at least 1")
         return {"in": int(self.widths.sum(dtype=np.int64))}
 
-    def act(self, x: np.ndarray) -> np.ndarray:
-        return x
-
-    def divide(self, x: np.ndarray) -> list[np.ndarray]:
+    def act(self, x: np.ndarray) -> list[np.ndarray]:
         """Each input of the observations, in C order."""
         ends = np.cumsum(self.widths)[:-1]
         return [np.ascontiguousarray(part) for part in np.split(x, ends, axis=-1)]

@@ -24,7 +24,7 @@ from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.nets.discrete import choose_allowed
+from flame_rl.nets.heads import choose_allowed
 from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts, step_columns
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource

@@ -15,7 +15,7 @@ from flame_rl.learner.on_policy.actor_critic import PolicyTraining, shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Loss, LossResult, Samples
-from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.nets.heads import LOG_STD_RANGE
 from flame_rl.settings.algorithms import Cloning
 from flame_rl.settings.config import TrainConfig
 
