@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,9 @@ class ActingPolicy:
         self.head = _check_head(snapshot.head, self.output_dim)
         self._shapes = [shape for shape in shapes if shape is not None]
         self.remembers = len(self._shapes) > 0
-        self._layers: list[_Acting] = []
+        # How each layer acts, in which type, the place of its state among all states, None without
+        # one, and which input it acts on, see `Layer.input`.
+        self._layers: list[tuple[Act, str, int | None, int | None]] = []
         dtype = "float64"
         for sent, layer, shape in zip(snapshot.layers, layers, shapes, strict=True):
             dtype = layer.dtype or dtype
@@ -43,10 +44,9 @@ class ActingPolicy:
                 name: np.array(array, None if name in layer.integers else dtype, order="C")
                 for name, array in sent.arrays.items()
             }
-            before = sum(each.state is not None for each in self._layers)
+            before = sum(state is not None for _, _, state, _ in self._layers)
             state = None if shape is None else before
-            act = type(layer)(**arrays).make_act()
-            self._layers.append(_Acting(act, dtype, state, sent.input))
+            self._layers.append((type(layer)(**arrays).make_act(), dtype, state, sent.input))
 
     def states(self, slots: int) -> States:
         """New states for `slots` slots, before their episodes begin."""
@@ -72,7 +72,7 @@ class ActingPolicy:
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
         # A copy, because layers may overwrite what they take.
-        x = observations.astype(self._layers[0].dtype).reshape(-1, ROW_BLOCK, self.observation_dim)
+        x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
         # One array, but after `InputsLayer` one for each input.
         inputs = [x]
         # Once for all layers: it takes as long as a small one.
@@ -98,16 +98,13 @@ class ActingPolicy:
         rows: Rows = slice(None),
         seen: Columns = NOTHING,
     ) -> np.ndarray:
-        """One action for each row.
+        """One action for each row, [B, ...], of the head's type and shape. `observations`,
+        `states` and `rows` are as in `forward`.
 
         Args:
-            observations, states, rows: as in `forward`.
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
                 as `HeadKind.greedy` says.
             seen: what else comes with these observations, by name, such as masks.
-
-        Returns:
-            [B, ...], of the head's type and shape.
         """
         output = self.forward(observations, states, rows)
         if noise is None:
@@ -117,16 +114,9 @@ class ActingPolicy:
     def draw_noise(
         self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
     ) -> np.ndarray:
-        """The noise of an episode's next steps, whose bits do not depend on how many are drawn.
-
-        Args:
-            generator: the episode's own.
-            steps: the number of steps.
-            before: float64 [noise_width], the noise of the step before; None: a first step.
-
-        Returns:
-            float64 [steps, noise_width].
-        """
+        """The noise of an episode's next steps, float64 [steps, noise_width], whose bits do not
+        depend on how many are drawn. `generator` is the episode's own, and `before`, float64
+        [noise_width], the noise of the step before; None: a first step."""
         head = self.head
         # One number more says whether a step repeats the one before.
         shape = steps, head.noise_width + (head.noise_repeat > 0)
@@ -147,35 +137,16 @@ class ActingPolicy:
         return noise
 
 
-class _Acting(NamedTuple):
-    """How a layer acts.
-
-    Attributes:
-        act: see `LayerKind.act`.
-        dtype: the type in which it computes.
-        state: the place of its state among all states, or None.
-        input: see `Layer.input`.
-    """
-
-    act: Act
-    dtype: str
-    state: int | None
-    input: int | None
-
-
 def _side_by_side(inputs: list[np.ndarray]) -> np.ndarray:
     return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=-1)
 
 
 class States:
-    """The state of each layer with a memory, for each slot: that of the slot's episode.
-
-    It is float32 between steps, whatever type a layer computes in, so that a recorded state is the
-    one that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order.
-    """
+    """The state of each layer with a memory, for each slot: that of the slot's episode. It is
+    float32 between steps, whatever type a layer computes in, so that a recorded state is the one
+    that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
-        """`shapes` are those of the layers' states, and `slots` is W."""
         self.arrays = [np.zeros((slots, *shape), np.float32) for shape in shapes]
 
     def begin(self, slots: np.ndarray) -> None:
@@ -184,17 +155,9 @@ class States:
             array[slots] = 0
 
     def apply(self, place: int, layer: Act, x: np.ndarray, rows: Rows) -> np.ndarray:
-        """One step of a layer, whose state becomes the next one.
-
-        Args:
-            place: the place of its state in `arrays`.
-            layer: see `flame_rl.nets.layers.LayerKind.act`.
-            x: its input, [blocks, ROW_BLOCK, inputs].
-            rows: the slot of each of these rows. A slot that occurs twice must have equal inputs.
-
-        Returns:
-            Its output, [blocks, ROW_BLOCK, outputs].
-        """
+        """One step of a layer, whose state in `arrays`, at this place, becomes the next one: its
+        input, [blocks, ROW_BLOCK, inputs] -> [blocks, ROW_BLOCK, outputs]. `rows` is the slot of
+        each of these rows; one that occurs twice must have equal inputs."""
         array = self.arrays[place]
         before = array[rows].astype(x.dtype, copy=False)
         y, state = layer(x, before.reshape(*x.shape[:2], *array.shape[1:]))

@@ -54,13 +54,8 @@ class HeadKind:
     choices: tuple[int, ...] = ()
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        """An action for each row of the output.
-
-        Args:
-            output: float64 [B, width].
-            noise: float64 [B, noise_width].
-            seen: what else comes with the B observations, by name, such as masks.
-        """
+        """An action for each row of the output, float64 [B, width], sampled with noise, float64
+        [B, noise_width]. `seen`: what else comes with the B observations, such as masks."""
         raise NotImplementedError
 
     def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
@@ -286,30 +281,15 @@ class NoisyHead(HeadKind):
 
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Inverse transform sampling of a softmax: the first choice whose cumulative probability
-    exceeds the uniform number.
-
-    Args:
-        logits: float64 [choices, ...].
-        uniform: float64 [...].
-
-    Returns:
-        int32 [...].
-    """
+    exceeds the uniform number; float64 [choices, ...] and [...] -> int32 [...]."""
     cumulative = np.cumsum(np.exp(logits - logits.max(axis=0)), axis=0)
     threshold = uniform * cumulative[-1]
     return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)
 
 
 def choose_allowed(uniform: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """One of the allowed choices, each as likely as the others.
-
-    Args:
-        uniform: float64 [B], in [0, 1).
-        allowed: bool or of 0 and 1, [B, A], one at least in each row.
-
-    Returns:
-        int32 [B].
-    """
+    """One of the allowed choices, each as likely as the others, int32 [B]. `uniform`: float64 [B],
+    in [0, 1). `allowed`: bool or of 0 and 1, [B, A], one at least in each row."""
     number = (uniform * allowed.sum(axis=1)).astype(np.int32)
     return (allowed.cumsum(axis=1) <= number[:, None]).sum(axis=1, dtype=np.int32)
 
