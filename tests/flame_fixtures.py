@@ -221,7 +221,9 @@ class Flame:
         for pid in self.worker_pids():
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(pid).children()
-                found += [child for child in children if runs(child, "flame_rl.actor.worker.child")]
+                found += [
+                    child for child in children if runs(child, "flame_rl.actor.worker.process")
+                ]
         return found
 
     def stop(self, server: str) -> None:

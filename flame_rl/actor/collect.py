@@ -1,9 +1,6 @@
-"""Collect episodes: a policy acts in a simulator, and every step is recorded.
-
-An episode is a function of the weights, the run's seed, the iteration and the episode's index, and
-of nothing else. Agents that play together have a slot and an episode each; they begin at the same
-time, and one that ends early waits for the others.
-"""
+"""Collect episodes: a policy acts in a simulator, and every step is recorded. An episode is a
+function of the weights, the run's seed, the iteration and the episode's index alone. Agents that
+play together have a slot and an episode each; one that ends early waits for the others."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.failure import SimulatorError, invalid
 from flame_rl.actor.fragments import choose_slots, play_again, starts_after, steps_done
 from flame_rl.actor.randomness import Noise, seed_of
 from flame_rl.actor.simulators.forked import end_if_forked
@@ -24,14 +21,7 @@ from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import (
-    CollectFailure,
-    CollectRequest,
-    Column,
-    Episodes,
-    PolicySnapshot,
-    Start,
-)
+from flame_rl.wire.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot, Start
 
 # Lock steps in a block, the unit in which steps are recorded and noise is drawn.
 BLOCK_STEPS = 128
@@ -49,19 +39,13 @@ def collect_episodes(
     played: Callable[[int, int], None] = lambda episodes, env_steps: None,
 ) -> Episodes | CollectFailure:
     """Play the requested episodes side by side; where one ends, its slot takes the next at once.
+    The simulator must be of the request's environment; its earlier state has no effect. Returns the
+    episodes in the order of `request.indices`, or why they could not be played.
 
-    Args:
-        snapshot: the policy that acts.
-        request: names the episodes; its environment must be the simulator's.
-        simulator: reset before use, so that its earlier state has no effect.
-        withdrawn: called at every lock step; returns true when the answer is no longer wanted.
-        played: called every `TELL_SECONDS` with the numbers of episodes and env steps so far.
-
-    Returns:
-        The episodes in the order of `request.indices`, or why they could not be played.
-    """
-    about = {"env_id": request.environment.env_id, "iteration": request.iteration}
-    failure = functools.partial(CollectFailure, **about)
+    `withdrawn` is called at every lock step; true when the answer is no longer wanted. `played` is
+    called every `TELL_SECONDS` with the numbers of episodes and env steps so far."""
+    env_id, iteration = request.environment.env_id, request.iteration
+    failure = functools.partial(CollectFailure, env_id=env_id, iteration=iteration)
     if (wanted := request.policy_version) != (here := snapshot.version):
         text = f"weights of version {wanted} are asked for, but version {here} is here"
         return failure("stale", text)
@@ -87,13 +71,12 @@ def collect_episodes(
 
 
 class _Play:
-    """The episodes of one request, while they are played.
+    """The episodes of one request, while they are played. In a lock step, every running slot
+    observes, acts and steps, each in an episode of its own. Where K agents play together, every K
+    slots are a group, and so are every K episodes.
 
-    In a lock step, every running slot observes, acts and steps, each in an episode of its own. When
-    all have ended, they are cut out of the blocks. Where K agents play together, every K slots are
-    a group, and so are every K episodes. `running`: int [n], the slots that play, ascending.
-    `ended`, `env_steps`: the numbers of episodes that have ended, and of env steps.
-    """
+    `running`: int [n], the slots that play, ascending. `ended`, `env_steps`: the number of episodes
+    that have ended, and that of env steps."""
 
     def __init__(
         self,
@@ -102,15 +85,12 @@ class _Play:
         simulator: Simulator,
         withdrawn: Callable[[], bool],
     ) -> None:
-        self._simulator = simulator
-        self._policy = policy
+        self._policy, self._simulator = policy, simulator
         self._request, self._withdrawn = request, withdrawn
         self._columns = request.columns
-        self._from_info = {
-            column.name.replace("_", " "): simulator.recorded[column.name]
-            for column in request.columns
-            if column.name in ("reward_parts", "outcomes")
-        }
+        finite = {"reward": simulator.rewards, "reward parts": simulator.reward_parts}
+        finite |= {"outcomes": simulator.outcomes, "observation": simulator.observations}
+        self._finite = [(name, array) for name, array in finite.items() if array.size]
         self._agents = agents = request.agents
         count = len(request.indices) * agents
         slots = min(simulator.slots // agents * agents, count)
@@ -129,7 +109,6 @@ class _Play:
             for column in request.columns
             if column.per_observation
         }
-        self._ends = [(last, simulator.recorded[name]) for name, last in self._last.items()]
         # What else comes with an observation is given to the policy's head.
         others = self._last.keys() - {"observations"}
         self._seen = {name: simulator.recorded[name] for name in others}
@@ -155,20 +134,17 @@ class _Play:
             self._block, self._row = self._new_block(self._lock_step), 0
             self._noise.next_block()
         row, live, simulator = self._row, self._live, self._simulator
-        actions = self._actions[row]
+        actions, rows = self._actions[row], self._acting
         for recorded, source in self._before_step:
             recorded[row, live] = source[live]
-        rows = self._acting
         noise, seen = self._noise.of(row, rows), {n: a[rows] for n, a in self._seen.items()}
         observations = simulator.observations[rows]
         actions[rows] = self._policy.act(observations, noise, self._states, rows, seen)
         simulator.step(actions, self.running)
         for recorded, source in self._after_step:
             recorded[row, live] = source[live]
-        self._check_finite("reward", simulator.rewards[live], "step", self.running)
-        for name, recorded in self._from_info.items():
-            self._check_finite(name, recorded[live], "step", self.running)
-        self._check_finite("observation", simulator.observations[live], "step", self.running)
+        for name, array in self._finite:
+            self._check_finite(name, array[live], "step", self.running)
         self._row = row + 1
         self.env_steps += len(self.running)
         ended = simulator.terminated[live] | simulator.truncated[live]
@@ -181,15 +157,46 @@ class _Play:
     def episodes(self) -> Episodes:
         """All episodes; call it once the last one has ended."""
         self._blocks.append(self._block.of(self._played))
-        where = self._slot, self._first, self._lengths
-        columns = cut_out(self._blocks, self._columns, *where, self._last)
         ends = self._terminated, self._truncated
-        episodes = Episodes(self._index, self._lengths, *ends, columns)
+        episodes = Episodes(self._index, self._lengths, *ends, self._cut_out())
         slots = {int(self._index[e]): slot for slot, e in enumerate(self._episode) if e >= 0}
         for index, start in starts_after(self._request, episodes).items():
             if index in slots:
                 self._simulator.standing[slots[index]] = start
         return episodes
+
+    def _cut_out(self) -> dict[str, np.ndarray]:
+        """The columns of all episodes, as in `Episodes`, cut out of the blocks, of which none
+        stays, so that memory is free early."""
+        slot, first, length = self._slot, self._first, self._lengths
+        count, steps = len(length), int(length.sum())
+        start = np.cumsum(length) - length
+        whole = {}
+        for column in self._columns:
+            rows = steps + count if column.per_observation else steps
+            whole[column.name] = np.empty((rows, *column.shape), column.dtype)
+            if column.per_observation:
+                # Every episode has one observation more than it has steps.
+                end = start + length + np.arange(count)
+                _rows(whole[column.name], 1)[end] = _rows(self._last[column.name], 1)
+        while self._blocks:
+            block = self._blocks.pop(0)
+            height, width = next(iter(block.columns.values())).shape[:2]
+            begin = np.maximum(first, block.first)
+            count = np.minimum(first + length, block.first + height) - begin
+            # The episodes that have steps in this block, and how many.
+            here = np.flatnonzero(count > 0)
+            begin, count = begin[here], count[here]
+            ramp = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            place = np.searchsorted(block.slots, slot[here])
+            # Where each step is in the block, and where it goes.
+            source = np.repeat((begin - block.first) * width + place, count) + ramp * width
+            target = np.repeat(start[here] + begin - first[here], count) + ramp
+            with_last = target + np.repeat(here, count)
+            for column in self._columns:
+                rows = with_last if column.per_observation else target
+                _rows(whole[column.name], 1)[rows] = _rows(block.columns[column.name], 2)[source]
+        return whole
 
     def where(self, slot: int | None) -> dict[str, int]:
         """The index, step and reset seed of the episode in `slot`; empty without one."""
@@ -235,8 +242,8 @@ class _Play:
     def _end_episodes(self, slots: np.ndarray) -> None:
         episodes, simulator = self._episode[slots], self._simulator
         self._lengths[episodes] = self._lock_step - self._first[episodes]
-        for last, source in self._ends:
-            last[episodes] = source[slots]
+        for name, last in self._last.items():
+            last[episodes] = simulator.recorded[name][slots]
         self._terminated[episodes] = simulator.terminated[slots]
         self._truncated[episodes] = simulator.truncated[slots]
         taken = self._free(slots)[: len(self._index) - self._begun]
@@ -294,12 +301,11 @@ class _Play:
             self._acting = np.resize(slots, padded)
 
     def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:
-        if values.dtype.kind != "f" or np.isfinite(values).all():
+        if values.dtype.kind != "f" or (finite := np.isfinite(values)).all():
             return
-        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        first = int(np.argmin(finite))
+        first = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
         text = f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}"
-        raise SimulatorError("invalid", text, int(slots[first]))
+        raise invalid(text, int(slots[first]))
 
 
 def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulator) -> str:
@@ -325,13 +331,8 @@ def _round_up(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """The recorded columns of S consecutive lock steps of W slots.
-
-    Attributes:
-        first: the number of the first lock step.
-        slots: int [W], the numbers of the slots, ascending.
-        columns: the recorded arrays by column name, [S, W, ...].
-    """
+    """What is recorded in S lock steps, from the one of number `first` on, in `slots`, int [W],
+    ascending: arrays by column name, [S, W, ...]."""
 
     first: int
     slots: np.ndarray
@@ -344,48 +345,6 @@ class Block:
         places = np.searchsorted(self.slots, slots)
         kept = {name: array[:, places] for name, array in self.columns.items()}
         return Block(self.first, slots, kept)
-
-
-def cut_out(
-    blocks: list[Block],
-    columns: Sequence[Column],
-    slot: np.ndarray,
-    first: np.ndarray,
-    length: np.ndarray,
-    last: dict[str, np.ndarray],
-) -> dict[str, np.ndarray]:
-    """These columns of E episodes, as in `flame_rl.wire.messages.Episodes`, cut out of `blocks`, a
-    list of all lock steps, which is emptied, so that memory is free early. `slot`, `first` and
-    `length`, int [E]: where each episode played, the lock step at which it began, and its steps.
-    `last`: the row after the last step of each column with a row per observation, [E, ...]."""
-    count, steps = len(length), int(length.sum())
-    start = np.cumsum(length) - length
-    whole = {}
-    for column in columns:
-        rows = steps + count if column.per_observation else steps
-        whole[column.name] = np.empty((rows, *column.shape), column.dtype)
-        if column.per_observation:
-            # Every episode has one observation more than it has steps.
-            end = start + length + np.arange(count)
-            _rows(whole[column.name], 1)[end] = _rows(last[column.name], 1)
-    while blocks:
-        block = blocks.pop(0)
-        height, width = next(iter(block.columns.values())).shape[:2]
-        begin = np.maximum(first, block.first)
-        count = np.minimum(first + length, block.first + height) - begin
-        # The episodes that have steps in this block, and how many.
-        here = np.flatnonzero(count > 0)
-        begin, count = begin[here], count[here]
-        ramp = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        place = np.searchsorted(block.slots, slot[here])
-        # Where each step is in the block, and where it goes.
-        source = np.repeat((begin - block.first) * width + place, count) + ramp * width
-        target = np.repeat(start[here] + begin - first[here], count) + ramp
-        with_last = target + np.repeat(here, count)
-        for column in columns:
-            rows = with_last if column.per_observation else target
-            _rows(whole[column.name], 1)[rows] = _rows(block.columns[column.name], 2)[source]
-    return whole
 
 
 def _rows(array: np.ndarray, axes: int) -> np.ndarray:

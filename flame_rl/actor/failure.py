@@ -1,5 +1,6 @@
 """The error of a simulator, with the slot where it happened."""
 
+import contextlib
 import traceback
 
 from flame_rl.wire.messages import CollectFailure, FailureKind, legible
@@ -16,9 +17,7 @@ class SimulatorError(Exception):
         self, kind: FailureKind, message: str, slot: int | None = None, cause: str = ""
     ) -> None:
         super().__init__(message)
-        self.kind: FailureKind = kind
-        self.slot = slot
-        self.cause = cause
+        self.kind, self.slot, self.cause = kind, slot, cause
 
     def failure(self, env_id: str = "") -> CollectFailure:
         """The same as a message."""
@@ -46,11 +45,9 @@ def of_another_api(what: str) -> SimulatorError:
 
 def summary(error: BaseException) -> str:
     """The exception's type and text."""
-    name = type(error).__name__
-    try:
-        text = f"{name}: {error}".removesuffix(": ")
-    except Exception:  # of a simulator's own exception
-        text = name
+    text = type(error).__name__
+    with contextlib.suppress(Exception):  # of a simulator's own exception
+        text = f"{text}: {error}".removesuffix(": ")
     return legible(text, _TEXT_CHARACTERS)
 
 

@@ -39,13 +39,12 @@ def next_starts(request: CollectRequest, episodes: Episodes) -> dict[int, Start]
 
 
 def _after(request: CollectRequest, episode: Episode) -> Start:
-    before = request.starts.get(episode.index)
-    actions, so_far = [episode.actions], float(episode.rewards.sum())
-    if before is not None:
-        actions, so_far = [before.actions, *actions], before.so_far + so_far
+    actions, so_far = episode.actions.copy(), float(episode.rewards.sum())
+    if (before := request.starts.get(episode.index)) is not None:
+        actions, so_far = np.concatenate([before.actions, actions]), before.so_far + so_far
     last = {name: column[-1] for name, column in episode.columns.items()}
     digest = _digest(request.columns, last)
-    return Start(seed_of(request, episode.index), np.concatenate(actions), digest, so_far)
+    return Start(seed_of(request, episode.index), actions, digest, so_far)
 
 
 def choose_slots(simulator: Simulator, starts: Sequence[Start | None]) -> np.ndarray:

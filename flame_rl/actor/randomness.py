@@ -8,11 +8,7 @@ from flame_rl.wire.messages import CollectRequest, Stream
 # The seeds of a training episode have the keys (iteration, index, 0) and, for the noise of each
 # agent, (iteration, index, 1), (iteration, index, 2), …, which no other stream uses: the keys of
 # others are longer.
-_STREAM_KEYS: dict[Stream, tuple[int, ...]] = {
-    "training": (),
-    "validation": (2,),
-    "evaluation": (3,),
-}
+_STREAM_KEYS = {"training": (), "validation": (2,), "evaluation": (3,)}
 
 
 def reset_seed(run_seed: int, iteration: int, index: int, stream: Stream = "training") -> int:
@@ -59,8 +55,7 @@ class Noise:
         self, policy: ActingPolicy, request: CollectRequest, steps: int, width: int
     ) -> None:
         """`steps` is the number of lock steps in a block, `width` that of slots."""
-        self._policy = policy
-        self._request = request
+        self._policy, self._request = policy, request
         self._rows = np.zeros((steps, width, policy.head.noise_width))
         # For each slot that plays: the generator, and the last row drawn from it, None at first.
         self._playing: dict[int, tuple[np.random.Generator, np.ndarray | None]] = {}
@@ -93,7 +88,6 @@ class Noise:
             self._draw(slot, 0)
 
     def _draw(self, slot: int, row: int) -> None:
-        """Draw the numbers of a slot from `row` on."""
         generator, before = self._playing[slot]
         drawn = self._policy.draw_noise(generator, len(self._rows) - row, before)
         self._rows[row:, slot] = drawn

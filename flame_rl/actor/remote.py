@@ -1,8 +1,6 @@
-"""What a Flame executor runs: one `Collector` per executor, with simulators in child processes.
-
-Nothing here raises: an exception would arrive without its text, so failures are values. Answers are
-columns of bytes, which cross Flame's object cache neither pickled nor copied.
-"""
+"""What a Flame executor runs: a `Collector`, with simulators in child processes. An exception would
+arrive without its text, so failures are values. Answers are columns of bytes, which cross Flame's
+object cache neither pickled nor copied."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from numpy.lib.introspect import opt_func_info
 
 from flame_rl.actor.worker.supervisor import Limits, Team
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, FailureKind
+from flame_rl.wire.messages import CollectFailure
 from flame_rl.wire.packing import Buffer
 
 # Every executor has it; workers without a cluster need not.
@@ -47,9 +45,8 @@ ABOUT = b"flame_rl.about"
 def versions() -> dict[str, str]:
     """The versions that, together with weights and seeds, decide the bits of an episode."""
     packages = ("numpy", "gymnasium", "mujoco")
-    return {"python": f"{sys.version_info.major}.{sys.version_info.minor}"} | {
-        name: importlib.metadata.version(name) for name in packages
-    }
+    python = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    return python | {name: importlib.metadata.version(name) for name in packages}
 
 
 def processor() -> dict[str, str]:
@@ -75,11 +72,12 @@ class Collector:
         with contextlib.suppress(OSError):
             self._team.start()
         self._about = json.dumps({"node": socket.gethostname()} | versions() | processor()).encode()
-        self._watchdog = Watchdog(self._end)
-
-    def _end(self) -> None:
-        self._team.close()
-        os._exit(0)
+        # When a task has begun or ended last, so that Flame had the executor.
+        self._busy_at = -math.inf
+        # Flame names the socket of an executor's process after the executor.
+        self._id = Path(os.environ.get("FLAME_INSTANCE_ENDPOINT", "")).stem
+        if self._id:
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def collect(
         self,
@@ -88,30 +86,44 @@ class Collector:
         limits: tuple[int, float, int, int, int],
         snapshot_ref: str,
     ) -> pyarrow.RecordBatch:
-        """Collect in this executor's children; returns encoded episodes or an encoded failure, in a
-        `column`.
-
-        Args:
-            snapshot: encoded, as uint8; Flame resolves it from the object cache. An empty one, or
-                the next, withdraws the tasks of the one before.
-            request: encoded.
-            limits: the task's `Limits`.
-            snapshot_ref: JSON of the reference that `snapshot` was resolved from.
-        """
-        self._watchdog.busy()
+        """Collect in this executor's children, within the task's `Limits`; returns encoded episodes
+        or an encoded failure, in a `column`. `snapshot` is encoded, as uint8; Flame resolves it
+        from the object cache, by the reference whose JSON is `snapshot_ref`. An empty one, or the
+        next, withdraws the tasks of the one before."""
+        self._busy_at = time.monotonic()
         try:
-            if len(snapshot) == 0:
-                return self._failure("stale", "the learner has withdrawn this task")
-            withdrawn = _withdrawal(snapshot, snapshot_ref)
-            answer = self._team.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
-            return column(answer, self._about)
+            if len(snapshot):
+                withdrawn = _withdrawal(snapshot, snapshot_ref)
+                answer = self._team.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
+            else:
+                failure = CollectFailure("stale", "the learner has withdrawn this task")
+                answer = codec.encode_failure(failure)
         except Exception as error:
-            return self._failure("garbled", f"{type(error).__name__}: {error}")
-        finally:
-            self._watchdog.busy()
+            failure = CollectFailure("garbled", f"{type(error).__name__}: {error}")
+            answer = codec.encode_failure(failure)
+        self._busy_at = time.monotonic()
+        return column(answer, self._about)
 
-    def _failure(self, kind: FailureKind, message: str) -> pyarrow.RecordBatch:
-        return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
+    def _watch(self) -> None:
+        """End this process where Flame has given up its executor, or where Flame's executor manager
+        has ended: nobody else does."""
+        manager, was_known, asked_at, pause = _manager(), False, -math.inf, ASK_SECONDS
+        while _manager() == manager:
+            # The first answers are needed soon: what was never known cannot be missed.
+            quiet_since = max(asked_at, self._busy_at) if was_known else asked_at
+            if time.monotonic() - quiet_since >= pause:
+                with contextlib.suppress(Exception):  # Flame does not answer now, or there is none
+                    executors = _executors()
+                    known = self._id in executors
+                    # Before it was known, it may be that Flame names it in another way.
+                    if was_known and not known:
+                        break
+                    was_known = known
+                    pause = max(ASK_SECONDS, SECONDS_PER_EXECUTOR * len(executors))
+                asked_at = time.monotonic()
+            time.sleep(LOOK_SECONDS)
+        self._team.close()
+        os._exit(0)
 
 
 def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
@@ -144,43 +156,6 @@ def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:
     values = pyarrow.Array.from_buffers(pyarrow.uint8(), len(data), [None, pyarrow.py_buffer(data)])
     schema = pyarrow.schema([pyarrow.field("data", pyarrow.uint8())], {ABOUT: about})
     return pyarrow.record_batch([values], schema=schema)
-
-
-class Watchdog:
-    """Watches the executor that this process belongs to, in a thread of its own: nobody else ends
-    its process where Flame has given up a node, or where Flame's executor manager dies."""
-
-    def __init__(self, gone: Callable[[], None]) -> None:
-        """`gone` is called once, in that thread, when Flame's executor manager has ended or Flame
-        has given up the executor."""
-        self._gone = gone
-        self._busy_at = -math.inf
-        # Flame names the socket of an executor's process after the executor.
-        self._id = Path(os.environ.get("FLAME_INSTANCE_ENDPOINT", "")).stem
-        if self._id:
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def busy(self) -> None:
-        """A task has just begun or ended, so that Flame has the executor."""
-        self._busy_at = time.monotonic()
-
-    def _watch(self) -> None:
-        manager, was_known, asked_at, pause = _manager(), False, -math.inf, ASK_SECONDS
-        while _manager() == manager:
-            # The first answers are needed soon: what was never known cannot be missed.
-            quiet_since = max(asked_at, self._busy_at) if was_known else asked_at
-            if time.monotonic() - quiet_since >= pause:
-                with contextlib.suppress(Exception):  # Flame does not answer now, or there is none
-                    executors = _executors()
-                    known = self._id in executors
-                    # Before it was known, it may be that Flame names it in another way.
-                    if was_known and not known:
-                        break
-                    was_known = known
-                    pause = max(ASK_SECONDS, SECONDS_PER_EXECUTOR * len(executors))
-                asked_at = time.monotonic()
-            time.sleep(LOOK_SECONDS)
-        self._gone()
 
 
 def _executors() -> set[str]:

@@ -123,7 +123,7 @@ class ProcessBackend:
         transport = dispatch.Transport(
             partial(self._threads.submit, run),
             in_flight=workers + 1,
-            played=lambda: tuple(map(sum, zip(*(w.played() for w in self._workers), strict=True))),
+            played=lambda: tuple(map(sum, zip(*(w.played for w in self._workers), strict=True))),
             unusable="It was made once before; --workers 1 --slots 1 makes no other",
         )
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,26 +27,26 @@ class ActingPolicy:
     """
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
-        """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
-        checked = check_snapshot(snapshot)
-        self.observation_dim, self.output_dim = checked.observation_dim, checked.output_dim
-        self.head = checked.head
-        self._shapes = [shape for shape in checked.states if shape is not None]
+        """Raises WireError, naming layer and array, if the snapshot's layers are too many or
+        unknown, or do not fit each other."""
+        layers, shapes, self.observation_dim, self.output_dim = _check_layers(snapshot.layers)
+        self.head = _check_head(snapshot.head, self.output_dim)
+        self._shapes = [shape for shape in shapes if shape is not None]
         self.remembers = len(self._shapes) > 0
-        self._layers: list[_Acting] = []
+        # How each layer acts, in which type, the place of its state among all states, None without
+        # one, and which input it acts on, see `Layer.input`.
+        self._layers: list[tuple[Act, str, int | None, int | None]] = []
         dtype = "float64"
-        for sent, layer, shape in zip(snapshot.layers, checked.layers, checked.states, strict=True):
+        for sent, layer, shape in zip(snapshot.layers, layers, shapes, strict=True):
             dtype = layer.dtype or dtype
             # C order always: BLAS sums a transposed matrix in another order.
             arrays = {
                 name: np.array(array, None if name in layer.integers else dtype, order="C")
                 for name, array in sent.arrays.items()
             }
-            before = sum(each.state is not None for each in self._layers)
+            before = sum(state is not None for _, _, state, _ in self._layers)
             state = None if shape is None else before
-            divide = layer.divide if isinstance(layer, InputsLayer) else None
-            act = type(layer)(**arrays).make_act()
-            self._layers.append(_Acting(act, dtype, state, sent.input, divide))
+            self._layers.append((type(layer)(**arrays).make_act(), dtype, state, sent.input))
 
     def states(self, slots: int) -> States:
         """New states for `slots` slots, before their episodes begin."""
@@ -74,19 +72,21 @@ class ActingPolicy:
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
         # A copy, because layers may overwrite what they take.
-        x = observations.astype(self._layers[0].dtype).reshape(-1, ROW_BLOCK, self.observation_dim)
+        x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
         # One array, but after `InputsLayer` one for each input.
         inputs = [x]
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
-            for layer, dtype, state, number, divide in self._layers:
+            for layer, dtype, state, number in self._layers:
                 if number is None and len(inputs) > 1:
                     inputs = [_side_by_side(inputs)]
                 number = number or 0
                 x = inputs[number].astype(dtype, copy=False)
-                inputs[number] = layer(x) if state is None else states.apply(state, layer, x, rows)
-                if divide is not None:
-                    inputs = divide(inputs[number])
+                y = layer(x) if state is None else states.apply(state, layer, x, rows)
+                if isinstance(y, list):
+                    inputs = y
+                else:
+                    inputs[number] = y
         x = _side_by_side(inputs)
         return x.astype(np.float64, copy=False).reshape(-1, self.output_dim)
 
@@ -98,16 +98,13 @@ class ActingPolicy:
         rows: Rows = slice(None),
         seen: Columns = NOTHING,
     ) -> np.ndarray:
-        """One action for each row.
+        """One action for each row, [B, ...], of the head's type and shape. `observations`,
+        `states` and `rows` are as in `forward`.
 
         Args:
-            observations, states, rows: as in `forward`.
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
                 as `HeadKind.greedy` says.
             seen: what else comes with these observations, by name, such as masks.
-
-        Returns:
-            [B, ...], of the head's type and shape.
         """
         output = self.forward(observations, states, rows)
         if noise is None:
@@ -117,16 +114,9 @@ class ActingPolicy:
     def draw_noise(
         self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
     ) -> np.ndarray:
-        """The noise of an episode's next steps, whose bits do not depend on how many are drawn.
-
-        Args:
-            generator: the episode's own.
-            steps: the number of steps.
-            before: float64 [noise_width], the noise of the step before; None: a first step.
-
-        Returns:
-            float64 [steps, noise_width].
-        """
+        """The noise of an episode's next steps, float64 [steps, noise_width], whose bits do not
+        depend on how many are drawn. `generator` is the episode's own, and `before`, float64
+        [noise_width], the noise of the step before; None: a first step."""
         head = self.head
         # One number more says whether a step repeats the one before.
         shape = steps, head.noise_width + (head.noise_repeat > 0)
@@ -147,41 +137,16 @@ class ActingPolicy:
         return noise
 
 
-class _Acting(NamedTuple):
-    """How a layer acts.
-
-    Attributes:
-        act: see `LayerKind.act`.
-        dtype: the type in which it computes.
-        state: the place of its state among all states, or None.
-        input: see `Layer.input`.
-        divide: makes the inputs of what the layer gives; None: it is one.
-    """
-
-    act: Act
-    dtype: str
-    state: int | None
-    input: int | None
-    divide: Callable[[np.ndarray], list[np.ndarray]] | None
-
-
 def _side_by_side(inputs: list[np.ndarray]) -> np.ndarray:
     return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=-1)
 
 
 class States:
-    """The state of each layer with a memory, for each slot: that of the slot's episode.
-
-    It is float32 between steps, whatever type a layer computes in, so that a recorded state is the
-    one that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order.
-    """
+    """The state of each layer with a memory, for each slot: that of the slot's episode. It is
+    float32 between steps, whatever type a layer computes in, so that a recorded state is the one
+    that acted. `arrays`: float32 [W, ...], one for each layer with a memory, in order."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
-        """
-        Args:
-            shapes: those of the layers' states.
-            slots: W.
-        """
         self.arrays = [np.zeros((slots, *shape), np.float32) for shape in shapes]
 
     def begin(self, slots: np.ndarray) -> None:
@@ -189,24 +154,10 @@ class States:
         for array in self.arrays:
             array[slots] = 0
 
-    def apply(
-        self,
-        place: int,
-        layer: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
-        x: np.ndarray,
-        rows: Rows,
-    ) -> np.ndarray:
-        """One step of a layer, whose state becomes the next one.
-
-        Args:
-            place: the place of its state in `arrays`.
-            layer: see `flame_rl.nets.layers.LayerKind.act`.
-            x: its input, [blocks, ROW_BLOCK, inputs].
-            rows: the slot of each of these rows. A slot that occurs twice must have equal inputs.
-
-        Returns:
-            Its output, [blocks, ROW_BLOCK, outputs].
-        """
+    def apply(self, place: int, layer: Act, x: np.ndarray, rows: Rows) -> np.ndarray:
+        """One step of a layer, whose state in `arrays`, at this place, becomes the next one: its
+        input, [blocks, ROW_BLOCK, inputs] -> [blocks, ROW_BLOCK, outputs]. `rows` is the slot of
+        each of these rows; one that occurs twice must have equal inputs."""
         array = self.arrays[place]
         before = array[rows].astype(x.dtype, copy=False)
         y, state = layer(x, before.reshape(*x.shape[:2], *array.shape[1:]))
@@ -214,32 +165,21 @@ class States:
         return y
 
 
-@dataclass(frozen=True)
-class CheckedPolicy:
-    """A snapshot whose layers fit each other: the widths of observation and output, the layers, the
-    shape of each layer's state, None for a layer without one, and the head."""
-
-    observation_dim: int
-    output_dim: int
-    layers: list[LayerKind]
-    states: list[tuple[int, ...] | None]
-    head: HeadKind
-
-
-def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
-    """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
-    do not fit each other."""
-    if len(snapshot.layers) > MAX_LAYERS:
+def _check_layers(
+    given: Sequence[Layer],
+) -> tuple[list[LayerKind], list[tuple[int, ...] | None], int, int]:
+    """The layers, the shape of each one's state, None without one, and the widths of observation
+    and output. Raises WireError as `ActingPolicy` does."""
+    if len(given) > MAX_LAYERS:
         raise WireError(
-            f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
-            f"{MAX_LAYERS} can act"
+            f"a policy of {len(given)} layers, activations among them; at most {MAX_LAYERS} can act"
         )
     observation_dim = width = None
     # The width of each input, where the last layer that acts on all of them divides them.
     widths: list[int] = []
     layers: list[LayerKind] = []
     states: list[tuple[int, ...] | None] = []
-    for place, layer in enumerate(snapshot.layers):
+    for place, layer in enumerate(given):
         where = f"layer {place} ({layer.kind[:40]})"
         if layer.kind not in LAYERS:
             raise WireError(f"{where}: none of {', '.join(LAYERS)}")
@@ -272,14 +212,18 @@ def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
     width = sum(widths) if widths else width
     if observation_dim is None or width is None:
         raise WireError("a policy without a layer that says how wide an observation is")
-    where = f"head ({snapshot.head.kind[:40]})"
-    if snapshot.head.kind not in HEADS:
+    return layers, states, observation_dim, width
+
+
+def _check_head(given: Layer, width: int) -> HeadKind:
+    """The head for an output of this width. Raises WireError as `ActingPolicy` does."""
+    where = f"head ({given.kind[:40]})"
+    if given.kind not in HEADS:
         raise WireError(f"{where}: none of {', '.join(HEADS)}")
-    head = HEADS[snapshot.head.kind]
-    _check_arrays(where, snapshot.head, head, width)
+    head = HEADS[given.kind]
+    _check_arrays(where, given, head, width)
     try:
-        made = head(width, **snapshot.head.arrays)
-        return CheckedPolicy(observation_dim, width, layers, states, made)
+        return head(width, **given.arrays)
     except WireError as error:
         raise WireError(f"{where}: {error}") from error
 

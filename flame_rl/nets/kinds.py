@@ -1,11 +1,11 @@
 """All kinds of layers and heads, by the names that they have in a `PolicySnapshot`."""
 
-from flame_rl.nets import continuous, convolution, discrete, layers, recurrent
+from flame_rl.nets import convolution, heads, layers, recurrent
 from flame_rl.nets.heads import HeadKind
 from flame_rl.nets.layers import LayerKind
 
 # Every class in them that says its `kind` is one.
-_MODULES = (layers, convolution, recurrent, discrete, continuous)
+_MODULES = (layers, convolution, recurrent, heads)
 _CLASSES = [
     each
     for module in _MODULES

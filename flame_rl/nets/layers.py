@@ -1,6 +1,5 @@
-"""The layers of a network in NumPy: one class for each kind.
-
-An instance is a layer with its arrays, which acts. kinds.py lists all kinds.
+"""The layers of a network in NumPy: a class for each kind, an instance for a layer with its arrays.
+kinds.py lists all kinds.
 
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
@@ -200,10 +199,7 @@ class InputsLayer(LayerKind):
             raise WireError(f"widths: {self.widths.tolist()[:20]}, not all at least 1")
         return {"in": int(self.widths.sum(dtype=np.int64))}
 
-    def act(self, x: np.ndarray) -> np.ndarray:
-        return x
-
-    def divide(self, x: np.ndarray) -> list[np.ndarray]:
+    def act(self, x: np.ndarray) -> list[np.ndarray]:
         """Each input of the observations, in C order."""
         ends = np.cumsum(self.widths)[:-1]
         return [np.ascontiguousarray(part) for part in np.split(x, ends, axis=-1)]
@@ -256,30 +252,27 @@ class LayerNormLayer(LayerKind):
         return x
 
 
-class _ActivationLayer(LayerKind):
-    """An elementwise function."""
-
-    dtype = None
-
-
-class TanhLayer(_ActivationLayer):
+class TanhLayer(LayerKind):
     kind = "tanh"
+    dtype = None
 
     def act(self, x: np.ndarray) -> np.ndarray:
         return float32_tanh(x)
 
 
-class ReluLayer(_ActivationLayer):
+class ReluLayer(LayerKind):
     kind = "relu"
+    dtype = None
 
     def act(self, x: np.ndarray) -> np.ndarray:
         return np.maximum(x, 0.0, out=x)
 
 
-class SiluLayer(_ActivationLayer):
+class SiluLayer(LayerKind):
     """x sigmoid(x)."""
 
     kind = "silu"
+    dtype = None
 
     def act(self, x: np.ndarray) -> np.ndarray:
         # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -29,13 +28,13 @@ from flame_rl.actor.environments.masks import is_mask
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import acting_generator
 from flame_rl.actor.simulators import repeatable
-from flame_rl.actor.simulators.choose import plain_simulator, slots_of
+from flame_rl.actor.simulators.agents import plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.run.checks import about_goals, environment_warnings, training_refusal
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_inputs, observation_parts, step_columns
+from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
 # Numbers beyond it are far from the 1 that networks are made for.
@@ -107,10 +106,10 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
     if spec is None or failures:
         return examined
     effort = repeatable.Effort(1000, 20, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
-    checked = repeatable.check_repeats(env_id, lambda: plain_simulator(environment), effort)
-    beside, alone = repeatable.check_beside(env_id, partial(slots_of, environment), slots, effort)
+    checked = repeatable.check_repeats(environment, effort)
+    beside, alone = repeatable.check_beside(replace(environment, slots=slots), effort)
     if not alone and processes > 1:
-        alone = repeatable.check_processes(lambda: plain_simulator(environment), effort)
+        alone = repeatable.check_processes(environment, effort)
     return replace(
         examined,
         bytes=checked.bytes or None,
@@ -200,7 +199,6 @@ def random_play(
     """
     agents, generator = simulator.agents, acting_generator(repeatable.SEED)
     returns, lengths, cut, rewards, allowed = [], [], [], [], []
-    (column,) = (column for column in step_columns(spec) if column.name == "actions")
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
     steps, longest, stepping, resetting = 0, 0, 0.0, 0.0
 
@@ -220,7 +218,7 @@ def random_play(
         look("reset", running)
         earned, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            actions = repeatable.random_actions(simulator, column, generator, slice(0, agents))
+            actions = repeatable.random_actions(simulator, generator, slice(0, agents))
             if simulator.masks.read:
                 masks = simulator.action_masks[running]
                 allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flame_rl.actor.environments.masks import ACTION_MASK
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.nets.heads import LOG_STD_RANGE
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.system.errors import RunError

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.actor.simulators.agents import plain_simulator
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.files import refuse_unless_file

@@ -27,7 +27,7 @@ def encode_snapshot(snapshot: messages.PolicySnapshot) -> bytes:
 
 
 def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
-    """The snapshot, with finite arrays; `flame_rl.nets.acting.check_snapshot` checks that layers of
+    """The snapshot, with finite arrays; `flame_rl.nets.acting.ActingPolicy` checks that layers of
     these kinds are known and fit each other."""
     header, arrays = unpack(data, "snapshot")
     snapshot = from_data(messages.PolicySnapshot, header)

@@ -15,9 +15,9 @@ pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments import making
-from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
+from flame_rl.actor.simulators.agents import has_agents
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import step_columns
@@ -239,9 +239,9 @@ def test_an_environment_of_another_api_is_told_so(monkeypatch, kind, words):
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("pettingzoo.sisl.multiwalkers_v9", "no module .*nearest names: multiwalker_v9"),
-        ("pettingzoo.sisl.multiwalker_v8", "no module .*nearest names: multiwalker_v9"),
-        ("pettingzoo.nothing.here_v1", "there is no module pettingzoo.nothing"),
+        ("pettingzoo.sisl.multiwalkers_v9", "is not found; nearest names: multiwalker_v9"),
+        ("pettingzoo.sisl.multiwalker_v8", "is not found; nearest names: multiwalker_v9"),
+        ("pettingzoo.nothing.here_v1", "module 'pettingzoo.nothing' .* is not found"),
         ("no_such_module.thing_v0", "module 'no_such_module' .* is not found"),
         ("tests.agents.empty_v0", "has no function parallel_env, nor env"),
         ("tests.agents.single_v0", r"env\(\) returned a CartPoleEnv, which is no AECEnv"),

@@ -228,7 +228,7 @@ def test_it_gives_what_one_worker_does_whatever_their_number(team):
     children = [
         child
         for child in psutil.Process().children()
-        if "flame_rl.actor.worker.child" in child.cmdline()
+        if "flame_rl.actor.worker.process" in child.cmdline()
     ]
     assert len(children) == 3
     team.close()

@@ -24,7 +24,7 @@ from flamepy.core.types import FlameError, ResourceRequirement, SessionAttribute
 from flamepy.proto import types_pb2
 from flamepy.runner.runner import RunnerService
 
-from flame_rl.actor.environments.making import needs_package
+from flame_rl.actor.environments.making import cannot_be_made
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
@@ -341,7 +341,7 @@ def test_a_file_that_stayed_here_is_missed_on_an_executor(project, memory, tmp_p
 def test_an_environment_that_needs_torch_is_told_that_executors_have_none():
     with pytest.raises(ModuleNotFoundError) as caught:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    text = str(needs_package("mine:Mine-v0", caught.value))
+    text = str(cannot_be_made("mine:Mine-v0", caught.value))
     assert "executors of a cluster have no torch" in text and "uv add" not in text
 
 

@@ -149,7 +149,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):
                     # Until it is a worker it shows the memory of this process.
-                    if "flame_rl.actor.worker.child" in child.cmdline():
+                    if "flame_rl.actor.worker.process" in child.cmdline():
                         peak = max(peak, child.memory_info().rss)
 
     watcher = threading.Thread(target=watch)

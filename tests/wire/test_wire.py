@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flame_rl.nets.acting import check_snapshot
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.fields import WireError
@@ -63,7 +63,7 @@ def test_snapshot_round_trip(snapshot):
         for name, array in a.arrays.items():
             assert b.arrays[name].dtype == array.dtype
             np.testing.assert_array_equal(b.arrays[name], array)
-    check_snapshot(decoded)
+    ActingPolicy(decoded)
 
 
 def test_request_round_trip():

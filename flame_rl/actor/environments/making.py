@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import difflib
 import importlib
+import pkgutil
 import re
 import sys
 import traceback
@@ -19,10 +20,8 @@ from gymnasium.wrappers import TimeLimit
 from flame_rl.actor.environments import wrapping
 from flame_rl.actor.environments.masks import beside_mask, with_masks
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
-from flame_rl.wire import codec
 from flame_rl.wire.inputs import LEAVES, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
-from flame_rl.wire.packing import WireError
 from flame_rl.wire.spaces import MAX_NUMBERS
 
 # Steps after which an episode is cut where nobody has set a limit.
@@ -68,8 +67,8 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
 
 
 def import_registering(module: str, name: str) -> None:
-    """Import the module that registers an environment. Where its import does not do that, call the
-    function that its package names among Gymnasium's entry points, as MinAtar does."""
+    """Import the module that registers an environment, or else call the function that its package
+    names among Gymnasium's entry points, as MinAtar does."""
     importlib.import_module(module)
     # Gymnasium explains a name that is known in another version.
     if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
@@ -127,15 +126,6 @@ def can_be_drawn(env: object) -> bool:
     """Whether the environment's metadata name a window, or pictures, as ways to draw it."""
     metadata = getattr(env, "metadata", None) or {}
     return bool({"human", "rgb_array"} & set(metadata.get("render_modes") or ()))
-
-
-def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
-    """The spec encoded and decoded, so that every backend gives the learner the same one. Raises
-    SimulatorError of kind "environment" if it cannot be encoded."""
-    try:
-        return codec.decode_description(codec.encode_description(spec), spec.env_id)
-    except WireError as error:
-        raise unusable(f"{spec.env_id}: {error}") from error
 
 
 def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
@@ -202,10 +192,8 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         return unusable(f"--env: {env_id}: name the module without .py: {named}")
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
-    if (absent := absent_module(error)) is not None:
-        if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):
-            return module_not_found(env_id, absent.name)
-        return needs_package(env_id, absent)
+    if _absent_module(error) is not None:
+        return cannot_be_made(env_id, error)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return unusable(f"{env_id} needs a package that is not installed: {error}")
     registering = _NAMESPACES.get(env_id.partition("/")[0])
@@ -217,9 +205,6 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             f"with flame-rl, `pip install 'flame-rl[{GROUPS[package]}]'` does before"
         )
     if isinstance(error, gymnasium.error.Error):
-        # Ids by their lower-case name without version; of several versions the newest stays.
-        known = {_stem(known.lower()): known for known in [*gymnasium.registry]}
-        near = difflib.get_close_matches(_stem(name.lower()), known, n=4)
         hint = (
             "one of a package, or of your own, is named with the module that registers it, as in "
             "minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)"
@@ -231,15 +216,22 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
                 f"the import of {module} does not register it: where a function does, call "
                 f"{called} in a module of your own, my_env.py, and name that one: my_env:{name}"
             )
-        if near:
-            hint = f"nearest names: {', '.join(known[n] for n in near)}"
-        return unusable(f"{_UNKNOWN} {env_id}: {error}; {hint}")
+        near = _nearest(name, [*gymnasium.registry])
+        return unusable(f"{_UNKNOWN} {env_id}: {error}; {near or hint}")
     return cannot_be_made(env_id, error)
 
 
 def _stem(name: str) -> str:
-    """An id without its version."""
-    return re.sub(r"-v\d+$", "", name)
+    """An id, or the name of a module, without its version."""
+    return re.sub(r"[-_]v\d+$", "", name)
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    """Those of these names that are like this one, as a hint; or ""."""
+    # By their lower-case stems; of several versions the newest, which comes last, stays.
+    known = {_stem(each.lower()): each for each in names}
+    near = difflib.get_close_matches(_stem(name.lower()), known, n=4)
+    return f"nearest names: {', '.join(known[each] for each in near)}" if near else ""
 
 
 def _module_of(spec: EnvSpec) -> str:
@@ -261,8 +253,8 @@ def known_here_alone(failure: CollectFailure) -> str:
     return f". It is registered in this process alone; {remedy}. Or {here}"
 
 
-def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
-    """The module that was not found, where that is behind the error, with its name."""
+def _absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
+    """The error of a module that was not found, where one is behind this error."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return error
@@ -270,29 +262,12 @@ def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
     return None
 
 
-def needs_package(env_id: str, absent: ModuleNotFoundError, group: str = "") -> SimulatorError:
-    """The error of an environment that imports a package that is not there, with what installs it:
-    this dependency group or, by default, the one in `GROUPS`."""
-    package = absent.name.partition(".")[0]
-    frames = traceback.extract_tb(absent.__traceback__)
-    (*_, last) = [each for each in frames if "importlib" not in each.filename]
-    remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
-    if package == "torch":  # which every learner has
-        remedy = "executors of a cluster have no torch; --local plays on this machine"
-    if package in GROUPS:
-        group = group or GROUPS[package]
-        remedy = (
-            f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` installs it"
-        )
-    return unusable(
-        f"{env_id} needs the package {package}, which is not installed; it is imported in "
-        f"{Path(last.filename).name}, line {last.lineno}: {remedy}"
-    )
-
-
-def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
-    """The error of an environment whose making raised this; where code that uses MuJoCo misses
-    something of it, with a hint at its version."""
+def cannot_be_made(env_id: str, error: BaseException, group: str = "") -> SimulatorError:
+    """The error of an environment whose import or making raised this: where a module is not found,
+    with what installs it, this dependency group or, by default, the one in `GROUPS`; where code
+    that uses MuJoCo misses something of it, with a hint at its version."""
+    if (absent := _absent_module(error)) is not None:
+        return _needs_module(env_id, absent, group)
     cause, hint = traceback_of(error), ""
     if re.search(r'File ".*glfw.library\.py"', cause):
         return unusable(
@@ -313,11 +288,31 @@ def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     return unusable(f"environment {env_id} cannot be made: {summary(error)}{hint}", cause=cause)
 
 
-def module_not_found(env_id: str, module: str) -> SimulatorError:
-    """The error of an environment whose module there is not."""
+def _needs_module(env_id: str, absent: ModuleNotFoundError, group: str) -> SimulatorError:
+    """See `cannot_be_made`."""
+    package = absent.name.partition(".")[0]
+    module = env_id.rpartition(":")[0] or env_id
+    if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):
+        # Of the modules beside it, the same name in another version is nearest.
+        folder, _, name = module.rpartition(".")
+        beside = pkgutil.iter_modules(getattr(sys.modules.get(folder), "__path__", []))
+        near = _nearest(name, [info.name for info in beside])
+        places = "beside main.py, in the current folder of flame-rl, on PYTHONPATH"
+        remedy = near or f"it must lie {places}, or be installed"
+        return unusable(f"module {absent.name!r} of environment {env_id} is not found; {remedy}")
+    frames = traceback.extract_tb(absent.__traceback__)
+    (*_, last) = [each for each in frames if "importlib" not in each.filename]
+    remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
+    if package == "torch":  # which every learner has
+        remedy = "executors of a cluster have no torch; --local plays on this machine"
+    if package in GROUPS:
+        group = group or GROUPS[package]
+        remedy = (
+            f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` installs it"
+        )
     return unusable(
-        f"module {module!r} of environment {env_id} is not found; it must lie beside main.py, "
-        "in the current folder of flame-rl, on PYTHONPATH, or be installed"
+        f"{env_id} needs the package {package}, which is not installed; it is imported in "
+        f"{Path(last.filename).name}, line {last.lineno}: {remedy}"
     )
 
 

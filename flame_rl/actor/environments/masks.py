@@ -1,9 +1,6 @@
-"""Masks of allowed actions, as environments return them.
-
-Gymnasium's have them in `info["action_mask"]` of reset and step, as `Space.sample(mask)` takes
-them; PettingZoo's observe a dictionary of "observation" and "action_mask". `MaskInInfo` finds those
-that are elsewhere.
-"""
+"""Masks of allowed actions, as environments return them: Gymnasium's in `info["action_mask"]`, as
+`Space.sample(mask)` takes them; PettingZoo's in an observation that is a dictionary of
+"observation" and "action_mask". `MaskInInfo` finds those that are elsewhere."""
 
 import contextlib
 import inspect
@@ -121,8 +118,8 @@ def first_choices(space: gymnasium.Space) -> np.ndarray:
 
 
 def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether each factor has a choice, bool [...]; `allowed`, uint8 [..., A], is as of
-    `allowed_choices`, and `first` as of `first_choices`."""
+    """Whether each factor has a choice, bool [...]; for `allowed`, uint8 [..., A], see
+    `allowed_choices`, for `first`, `first_choices`."""
     return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
 
 

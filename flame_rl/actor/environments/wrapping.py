@@ -19,18 +19,14 @@ SLOT = "FLAME_RL_SLOT"
 
 def constructor_arguments(environment: Environment, render_mode: str | None) -> dict[str, Any]:
     """The arguments of the environment's constructor; a user's own may take no render mode."""
-    slot = os.environ.get(SLOT, "")
-    texts = (text.replace("{slot}", slot) for text in environment.env_kwargs)
-    given = dict(text.split("=", 1) for text in texts)
-    mode = {} if render_mode is None else {"render_mode": render_mode}
-    return {name: _value(text) for name, text in given.items()} | mode
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:  # what only Python keeps, such as a tuple
-        return ast.literal_eval(text)
+    arguments: dict[str, Any] = {}
+    for each in environment.env_kwargs:
+        name, text = each.replace("{slot}", os.environ.get(SLOT, "")).split("=", 1)
+        try:
+            arguments[name] = json.loads(text)
+        except ValueError:  # what only Python keeps, such as a tuple
+            arguments[name] = ast.literal_eval(text)
+    return arguments if render_mode is None else arguments | {"render_mode": render_mode}
 
 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:

@@ -1,8 +1,6 @@
 """CartPole in vectorised NumPy: the same bits as Gymnasium's environment, for all slots at once.
-
-Gymnasium's own vector version is another environment: it seeds all poles together, resets them by
-itself and returns rewards of 0 for those steps.
-"""
+Gymnasium's own vector version is another environment: it seeds all poles together, and resets them
+by itself."""
 
 import math
 
@@ -28,11 +26,8 @@ MAX_ANGLE = 12 * 2 * math.pi / 360
 
 
 class FastCartPole(Simulator):
-    """`SLOTS` poles.
-
-    The equations of motion are Florian's ("Correct equations for the dynamics of the cart-pole
-    system", 2007) without friction, each operation in the order in which Gymnasium has it.
-    """
+    """`SLOTS` poles. The equations of motion are Florian's ("Correct equations for the dynamics of
+    the cart-pole system", 2007) without friction, each operation in Gymnasium's order."""
 
     def __init__(self, env: gymnasium.Env, time_limit: int, reward_parts: tuple[str, ...]) -> None:
         """`env` is Gymnasium's environment, of which only the observation space is used, and

@@ -1,30 +1,21 @@
-"""Choose an environment's simulator: a fast one where it is sure to give the same bits.
-
-Sure means: the environment is the registered one as Gymnasium makes it, the libraries have versions
-with which the fast simulator was compared, and a short comparison in this process agrees.
-"""
+"""Choose an environment's simulator: a fast one where it is sure to give the same bits. Then the
+environment is the registered one as Gymnasium makes it, the libraries have versions with which the
+fast simulator was compared, and a short comparison in this process agrees."""
 
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, RecordVideo, TimeLimit
 
-from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.environments.wrapping import SLOT, wrappers_of
 from flame_rl.actor.failure import summary, unusable
-from flame_rl.actor.simulators.agents import AgentsSimulator
-from flame_rl.actor.simulators.plain import (
-    MAKING_SECONDS,
-    MOST_SLOTS,
-    EnvironmentsSimulator,
-    PlainSimulator,
-)
+from flame_rl.actor.simulators.agents import AgentsSimulator, plain_simulator
+from flame_rl.actor.simulators.plain import MAKING_SECONDS, MOST_SLOTS, EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import SEED, check_beside, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -51,33 +42,52 @@ _CHECK_EPISODES = 4
 _CHECK_STEPS = 40
 
 
-def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
+def choose_simulator(
+    environment: Environment, plain: EnvironmentsSimulator | None = None
+) -> tuple[Simulator, str]:
     """The simulator of an environment, and one line on why its fast one is not used, or "". Raises
-    SimulatorError of kind "environment", also if "fast" is not possible."""
-    return _choose(environment, plain_simulator(environment))
+    SimulatorError of kind "environment", also if "fast" is not possible. `plain`, its plain one if
+    there is one already, is closed unless it is returned."""
+    env_id, wanted = environment.env_id, environment.simulator
+    plain = plain or plain_simulator(environment)
+    if wanted == "plain":
+        return plain, ""
+    try:
+        reason = _why_not(environment, plain)
+        if reason is None:
+            env, limit = plain.first, plain.first.spec.max_episode_steps
+            fast = _imported(_FAST[env_id][0])(env, limit, environment.reward_parts)
+            if _trace(fast, env.action_space) == _trace(plain, env.action_space):
+                plain.close()
+                return fast, ""
+            reason = f"the fast simulator of {env_id} differs from it on this processor"
+    except Exception as error:
+        reason = f"the fast simulator of {env_id} raises {summary(error)}"
+    if wanted == "fast":
+        plain.close()
+        raise unusable(f"--simulator fast is not possible: {reason}")
+    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _FAST else ""
+    return plain, note
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     """The simulator of an environment and its spec, with what `check_repeats` and `check_beside`
     have found. Raises SimulatorError as `choose_simulator` does."""
-    env_id = environment.env_id
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
     # Before another object may hold what the environment needs alone.
-    checked = check_repeats(env_id, lambda: plain_simulator(environment))
+    checked = check_repeats(environment)
     differs = checked.differs
     if not (differs or checked.unknown or checked.failed) and 2 * checked.bytes <= MOST_BYTES:
-        differs, _ = check_beside(env_id, partial(slots_of, environment), environment.slots)
+        differs, _ = check_beside(environment)
     plain = plain_simulator(environment)
     if plain.masks.found_in is None and checked.action_mask is None:
         slots = np.arange(plain.agents)
         plain.reset(slots, np.full(len(slots), SEED))
     masks = checked.action_mask or plain.masks.found_in or "none"
-    simulator, note = _choose(environment, plain)
-    unknown = checked.unknown
-    if unknown:
-        unknown += " The command check takes the time for it."
-    notes, slots = [note, unknown, checked.rounded], None
+    simulator, note = choose_simulator(environment, plain)
+    longer = checked.unknown and f"{checked.unknown} The command check takes the time for it."
+    notes, slots = [note, longer, checked.rounded], None
     if simulator is plain:
         if environment.slots is None and checked.bytes:
             plain.hold_at_most(MOST_BYTES // checked.bytes)
@@ -114,43 +124,6 @@ def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -
         )
 
 
-def plain_simulator(
-    environment: Environment, render_mode: str | None = None
-) -> PlainSimulator | AgentsSimulator:
-    """The simulator that works with any environment, whatever `environment.simulator` says;
-    `render_mode` is Gymnasium's. Raises SimulatorError of kind "environment"."""
-    kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
-    return kind(environment, render_mode)
-
-
-def slots_of(environment: Environment, slots: int) -> EnvironmentsSimulator:
-    """The plain simulator of an environment with this many slots."""
-    return plain_simulator(replace(environment, slots=slots))
-
-
-def _choose(environment: Environment, plain: EnvironmentsSimulator) -> tuple[Simulator, str]:
-    """As `choose_simulator`; closes `plain` unless it is returned."""
-    env_id, wanted = environment.env_id, environment.simulator
-    if wanted == "plain":
-        return plain, ""
-    try:
-        reason = _why_not(environment, plain)
-        if reason is None:
-            env, limit = plain.first, plain.first.spec.max_episode_steps
-            fast = _imported(_FAST[env_id][0])(env, limit, environment.reward_parts)
-            if _trace(fast, env.action_space) == _trace(plain, env.action_space):
-                plain.close()
-                return fast, ""
-            reason = f"the fast simulator of {env_id} differs from it on this processor"
-    except Exception as error:
-        reason = f"the fast simulator of {env_id} raises {summary(error)}"
-    if wanted == "fast":
-        plain.close()
-        raise unusable(f"--simulator fast is not possible: {reason}")
-    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _FAST else ""
-    return plain, note
-
-
 def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | None:
     """Why no fast simulator of the environment can be used, or None."""
     env_id, env = environment.env_id, plain.first
@@ -158,10 +131,8 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
         return f"{env_id} has several agents, and no fast simulator"
     if env_id not in _FAST:
         return f"there is no fast simulator of {env_id}, only of {', '.join(_FAST)}"
-    if environment.outcomes:
-        return f"--outcomes: the fast simulator of {env_id} has none"
-    if environment.env_kwargs or environment.wrapper:
-        return f"--env-kwargs, --wrapper: the fast simulator of {env_id} has none"
+    if environment.outcomes or environment.env_kwargs or environment.wrapper:
+        return f"--outcomes, --env-kwargs, --wrapper: the fast simulator of {env_id} has none"
     path, original, parts = _FAST[env_id]
     for name in environment.reward_parts:
         if name not in parts:

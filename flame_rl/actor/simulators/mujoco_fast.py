@@ -1,8 +1,6 @@
-"""HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, faster.
-
-Rewards, termination and observations are computed for all slots together, by the same operations:
-control costs, for one, are sums in float32. tests/actor/test_simulators.py compares the two.
-"""
+"""HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's, faster. Rewards,
+termination and observations are computed for all slots together, by the same operations: control
+costs, for one, are sums in float32. tests/actor/test_simulators.py compares the two."""
 
 from __future__ import annotations
 
@@ -87,27 +85,23 @@ class FastMujoco(Simulator):
         self._dt = own.dt
         self._first = own.init_qpos, own.init_qvel
         self._bounds = own.action_space.low, own.action_space.high
-        feels = robot.feels_contacts
-        self._physics = _OneByOne(own.model, SLOTS) if feels else _Together(own.model)
+        self._physics = (_OneByOne if robot.feels_contacts else _Together)(own.model)
         self._steps = np.zeros(SLOTS, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
-        robot, (first_position, first_velocity) = self._robot, self._first
-        noise = robot.reset_noise
-        positions = np.empty((len(slots), len(first_position)))
-        velocities = np.empty((len(slots), len(first_velocity)))
-        for row, seed in enumerate(seeds.tolist()):
+        (first_position, first_velocity), noise = self._first, self._robot.reset_noise
+        positions = np.tile(first_position, (len(slots), 1))
+        velocities = np.tile(first_velocity, (len(slots), 1))
+        for position, velocity, seed in zip(positions, velocities, seeds.tolist(), strict=True):
             generator, _ = seeding.np_random(seed)
-            positions[row] = first_position + generator.uniform(-noise, noise, positions.shape[1])
-            if robot.normal_velocities:
-                drawn = noise * generator.standard_normal(velocities.shape[1])
+            position += generator.uniform(-noise, noise, len(position))
+            if self._robot.normal_velocities:
+                velocity += noise * generator.standard_normal(len(velocity))
             else:
-                drawn = generator.uniform(-noise, noise, velocities.shape[1])
-            velocities[row] = first_velocity + drawn
+                velocity += generator.uniform(-noise, noise, len(velocity))
         self._physics.reset(slots, positions, velocities)
         self._steps[slots] = 0
-        rows = as_rows(slots)
-        self._observe(rows)
+        self._observe(as_rows(slots))
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         robot, physics, rows = self._robot, self._physics, as_rows(slots)
@@ -193,19 +187,19 @@ class _Together:
 
 class _OneByOne:
     """As `_Together`, one slot after another in a single MjData, which stays in the processor's
-    cache; W is the number of all slots. `contacts` are the contact forces, float64 [W, 6 * bodies],
+    cache; W is `SLOTS`. `contacts` are the contact forces, float64 [W, 6 * bodies],
     which need a second call after each step that a batch does not make."""
 
-    def __init__(self, model: mujoco.MjModel, slots: int) -> None:
+    def __init__(self, model: mujoco.MjModel) -> None:
         self._model = model
         self._data = mujoco.MjData(model)
-        self._states = np.zeros((slots, mujoco.mj_stateSize(model, _STATE)))
+        self._states = np.zeros((SLOTS, mujoco.mj_stateSize(model, _STATE)))
         # The integration state begins with the time, the positions and the velocities.
         start = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_TIME)
         self.positions = self._states[:, start : start + model.nq]
         self.velocities = self._states[:, start + model.nq : start + model.nq + model.nv]
-        self.x = np.zeros(slots)
-        self.contacts = np.zeros((slots, 6 * model.nbody))
+        self.x = np.zeros(SLOTS)
+        self.contacts = np.zeros((SLOTS, 6 * model.nbody))
         self._forces = self._data.cfrc_ext.reshape(-1)
         self._torso = self._data.xpos[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -19,8 +20,10 @@ from flame_rl.actor.environments.wrapping import SLOT
 from flame_rl.actor.failure import SimulatorError, summary, unusable
 from flame_rl.actor.simulators import returned
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
+from flame_rl.wire import codec
 from flame_rl.wire.inputs import is_channels_first, observation_columns, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -46,8 +49,15 @@ class EnvironmentsSimulator(Simulator):
         self._env_id, self._make = environment.env_id, make
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs: list[Any] = []
-        self._envs.append(self._made())
-        self.spec = spec = making.as_sent(describe(environment, self.first))
+        # The environment of the first slots, to render or inspect.
+        self.first: gymnasium.Env | ParallelEnv = self._made()
+        self._envs.append(self.first)
+        try:
+            # Encoded and decoded, so that every backend gives the learner the same one.
+            data = codec.encode_description(describe(environment, self.first))
+            self.spec = spec = codec.decode_description(data, self._env_id)
+        except WireError as error:
+            raise unusable(f"{self._env_id}: {error}") from error
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         agents = spec.agent_count
@@ -69,20 +79,13 @@ class EnvironmentsSimulator(Simulator):
         self.masks = returned.Masks(spec.action_space, found, len(self.action_masks))
         self._allow_slots()
 
-    @property
-    def first(self) -> gymnasium.Env | ParallelEnv:
-        """The environment of the first slots, to render or inspect."""
-        return self._envs[0]
-
     def close(self) -> None:
-        errors = []
-        for env in self._envs:
-            try:
-                env.close()
-            except BaseException as error:  # SystemExit, too
-                errors.append(error)
-        if errors:
-            raise unusable(f"{self._env_id}: close raised {summary(errors[0])}") from errors[0]
+        try:
+            with contextlib.ExitStack() as closing:
+                for env in self._envs:
+                    closing.callback(env.close)
+        except BaseException as error:  # SystemExit, too
+            raise unusable(f"{self._env_id}: close raised {summary(error)}") from error
 
     def hold_at_most(self, environments: int) -> None:
         """Make no more than these, but one in any case."""
@@ -113,9 +116,10 @@ class EnvironmentsSimulator(Simulator):
                 text = f"{error}. {which}: where only one can exist, --slots 1 makes no other"
                 raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
-                kind = type(own.unwrapped).__name__
-                text = f"{kind}: its function returned the same environment twice"
-                raise unusable(f"{text}: make a new one at every call, or play with --slots 1")
+                raise unusable(
+                    f"{type(own.unwrapped).__name__}: its function returned the same environment "
+                    "twice: make a new one at every call, or play with --slots 1"
+                )
             self._envs.append(own)
         self._allow_slots()
         return self._envs[place]
@@ -132,7 +136,6 @@ class PlainSimulator(EnvironmentsSimulator):
             making.describe_environment,
         )
         space = self.spec.observation_space
-        self._promised = space.dtype, space.shape
         # float64 observations become float32 for all slots together, which is quicker.
         if any(part.space.dtype == np.float64 for part in self._parts):
             self.raw = np.zeros(self.observations.shape, np.float64)
@@ -149,10 +152,8 @@ class PlainSimulator(EnvironmentsSimulator):
             env = self._env(slot)
             with returned.calling("reset", slot):
                 given = env.reset(seed=seed)
-            observation, holder = self.masks.of(*returned.first_returned(given), slot, "reset")
+            observation = self.masks.take(*returned.first_returned(given), slot, "reset")
             returned.take_observation(self._parts, observation, self.raw[slot], "reset", slot)
-            if self.masks.read:
-                self.masks.take(slot, holder, "reset")
         if self.masks.read:
             self.masks.write(self, slots, "reset")
         self._convert(slots)
@@ -162,20 +163,26 @@ class PlainSimulator(EnvironmentsSimulator):
         rows = as_rows(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False
-        raw, rewards, (dtype, shape) = self._raw_by_shape, self.rewards, self._promised
-        is_box = raw is not None
-        is_number = rewards.ndim == 1
+        raw, rewards, envs = self._raw_by_shape, self.rewards, self._envs
+        dtype, shape = self.spec.observation_space.dtype, self.spec.observation_space.shape
+        is_box, is_number = raw is not None, rewards.ndim == 1
         has_info = bool(self.part_names or self.outcome_names)
         masks = self.masks if self.masks.read else None
-        holder = None
-        envs = self._envs
         for slot in slots.tolist():
             try:
                 observation, reward, terminated, truncated, info = envs[slot].step(chosen[slot])
             except BaseException as error:
                 raise returned.raised("step", error, slot) from error
+            goes_on = terminated is False and truncated is False
+            if is_number and isinstance(reward, float) and goes_on:
+                rewards[slot] = reward
+            else:
+                returned.take_outcome(self, slot, reward, terminated, truncated)
+            if has_info:
+                returned.take_info(self, slot, info)
             if masks is not None:
-                observation, holder = masks.of(observation, info, slot, "step")
+                ended = not goes_on and (self.terminated[slot] or self.truncated[slot])
+                observation = masks.take(observation, info, slot, "step", ended)
             if (
                 is_box
                 and type(observation) is np.ndarray
@@ -185,16 +192,6 @@ class PlainSimulator(EnvironmentsSimulator):
                 raw[slot] = observation
             else:
                 returned.take_observation(self._parts, observation, self.raw[slot], "step", slot)
-            goes_on = terminated is False and truncated is False
-            if is_number and isinstance(reward, float) and goes_on:
-                rewards[slot] = reward
-            else:
-                returned.take_outcome(self, slot, reward, terminated, truncated)
-            if has_info:
-                returned.take_info(self, slot, info)
-            if masks is not None:
-                ended = self.terminated[slot] or self.truncated[slot]
-                masks.take(slot, holder, "step", ended)
         if masks is not None:
             masks.write(self, slots, "step")
         self._convert(slots)

@@ -1,8 +1,6 @@
-"""Whether an environment repeats itself: with one seed and the same actions, one episode.
-
-Where it does not, results depend on the number of workers and on what was played before, and a lost
-episode cannot be collected again.
-"""
+"""Whether an environment repeats itself: with one seed and the same actions, one episode. Where it
+does not, results depend on the number of workers and on what was played before, and a lost episode
+cannot be collected again."""
 
 import math
 import os
@@ -12,9 +10,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
@@ -22,12 +20,13 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from flame_rl.actor.environments.wrapping import wrappers_of
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.randomness import acting_generator
+from flame_rl.actor.simulators.agents import plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork, own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.nets.discrete import choose_allowed
-from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts, step_columns
+from flame_rl.nets.heads import choose_allowed
+from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
+from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
 
 # The seed of the environment, and of the actions, which have a stream of their own.
 SEED = 1_403_007
@@ -36,8 +35,7 @@ SEED = 1_403_007
 class Effort(NamedTuple):
     """How far an environment is examined: an episode is played no further than `steps`, `seconds`,
     and again in the same object `episodes` times at most, for `seconds`; one that takes longer than
-    `making_seconds` for an object and a step is not examined, and after `most_seconds` the fork is
-    killed: the environment hangs."""
+    `making_seconds` for an object and a step is not examined; after `most_seconds` it hangs."""
 
     steps: int
     episodes: int
@@ -54,10 +52,6 @@ _EXACT = 1 << 24
 _LARGE = 100
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
-# Makes a simulator with environments of its own.
-Make = Callable[[], EnvironmentsSimulator]
-# The same with so many slots.
-MakeSlots = Callable[[int], EnvironmentsSimulator]
 
 
 class Checked(NamedTuple):
@@ -80,46 +74,44 @@ class Checked(NamedTuple):
     rounded: str = ""
 
 
-def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
+def check_repeats(environment: Environment, effort: Effort = QUICK) -> Checked:
     """Play an episode some times in one object and once in another. At most one exists at a time.
     Raises SimulatorError of kind "environment" if it cannot be played at all."""
-    found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
+    found, ended = in_fork(
+        lambda note, closing: note(_repeated(environment, effort, note, closing))
+    )
     if "unusable" in found:
         raise unusable(found["unusable"])
     if ended == "SIGALRM":
-        why = f"it takes more than {effort.most_seconds} s"
-        why += ", or waits for a thread that its import started"
-        found = {"action_mask": None, "unknown": why} | found
+        waits = "or waits for a thread that its import started"
+        unknown = f"it takes more than {effort.most_seconds} s, {waits}"
+        found = {"action_mask": None, "unknown": unknown} | found
     elif ended:
         found["failed"] = f"it ended its process ({ended}) while an episode was repeated"
     if unknown := found.get("unknown"):
-        found["unknown"] = f"Whether {env_id} repeats itself is not checked: {unknown}."
+        found["unknown"] = f"Whether {environment.env_id} repeats itself is not checked: {unknown}."
     # The environment may have written other names, and another mask.
     if found.get("action_mask") not in (None, *get_args(MaskSource)):
         del found["action_mask"]
     return Checked(**{name: found[name] for name in Checked._fields if name in found})
 
 
-def check_beside(
-    env_id: str, make: MakeSlots, slots: int | None, effort: Effort = QUICK
-) -> tuple[str, str]:
+def check_beside(environment: Environment, effort: Effort = QUICK) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as where a process has several slots; `slots` are as in `Environment`. Returns where
-    the episodes differ and why, and why no two can be played; either or both are ""."""
+    in turns, as where a process has several slots. Returns where the episodes differ and why, and
+    why no two can be played; either or both are ""."""
 
     def work(note: Note, closing: ExitStack) -> None:
-        alone = make(1)
-        closing.callback(alone.close)
-        if slots is not None and slots < 2 * alone.agents:
+        alone = _made(replace(environment, slots=1), closing)
+        if environment.slots is not None and environment.slots < 2 * alone.agents:
             return note({"alone": ""})
         signal.alarm(effort.most_seconds)
         try:
-            first = _play(alone, effort)
+            first = _play(alone, effort.steps, effort.seconds)
             with suppress(Exception):
                 closing.close()
-            both = make(2 * alone.agents)
-            closing.callback(both.close)
-            second = _play(both, _as_long(first), environments=2)
+            both = _made(replace(environment, slots=2 * alone.agents), closing)
+            second = _play(both, len(first) - 1, environments=2)
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
@@ -133,28 +125,29 @@ def check_beside(
     if not found.get("where"):
         return "", found.get("alone", "")
     return (
-        f"{env_id} gives another episode while another object of it is played: with one seed and "
-        f"the same actions, {found['where']}. Likely cause: objects of {found['kind']} share "
-        "state, in an attribute of the class or the module, or in a simulator's default "
-        "connection; keep it in self. Until then --slots 1 plays one in each process"
+        f"{environment.env_id} gives another episode while another object of it is played: with "
+        f"one seed and the same actions, {found['where']}. Likely cause: objects of "
+        f"{found['kind']} share state, in an attribute of the class or the module, or in a "
+        "simulator's default connection; keep it in self. Until then --slots 1 plays one in each "
+        "process"
     ), ""
 
 
-def check_processes(make: Make, effort: Effort) -> str:
+def check_processes(environment: Environment, effort: Effort) -> str:
     """Play a step in another process while an episode goes on in this one's fork, as where a run
     has several workers. Returns why none can be played, or ""."""
     (begun, begins), (over, ends) = os.pipe(), os.pipe()
 
     def hold(note: Note, closing: ExitStack) -> None:
         signal.alarm(2 * effort.most_seconds)
-        _step(make, closing)
+        _play(_made(environment, closing), 1)
         os.write(begins, b"1")
         os.read(over, 1)
 
     def beside(note: Note, closing: ExitStack) -> None:
         signal.alarm(effort.most_seconds)
         try:
-            _step(make, closing)
+            _play(_made(environment, closing), 1)
         except SimulatorError as error:
             note({"failed": str(error)})
 
@@ -173,17 +166,18 @@ def check_processes(make: Make, effort: Effort) -> str:
     return f"{failed}. Another process has one: {remedy}"
 
 
-def _step(make: Make, closing: ExitStack) -> None:
-    simulator = make()
+def _made(environment: Environment, closing: ExitStack) -> EnvironmentsSimulator:
+    simulator = plain_simulator(environment)
     closing.callback(simulator.close)
-    _play(simulator, QUICK._replace(steps=1))
+    return simulator
 
 
-def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dict[str, Any]:
+def _repeated(
+    environment: Environment, effort: Effort, note: Note, closing: ExitStack
+) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
-    one = make()
-    closing.callback(one.close)
+    one = _made(environment, closing)
     # Only now: what an environment has half made, nobody would close.
     signal.alarm(effort.most_seconds)
     in_constructor, before = _drawn_since(before), _global_states()
@@ -193,7 +187,7 @@ def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dic
             note({"action_mask": one.masks.found_in})
 
     try:
-        first = _play(one, effort, begun=begun)
+        first = _play(one, effort.steps, effort.seconds, begun=begun)
     except SimulatorError as error:
         return {"unusable" if error.kind == "environment" else "failed": str(error)}
     found = {"bytes": max(0, own_bytes() - memory), "rounded": _rounded(one.spec, first)}
@@ -202,16 +196,15 @@ def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dic
     again, episode, limit = "", 1, time.monotonic() + effort.seconds
     try:
         while not again and episode <= effort.episodes:
-            again, episode = _difference(first, _play(one, _as_long(first))), episode + 1
+            again, episode = _difference(first, _play(one, len(first) - 1)), episode + 1
             if time.monotonic() >= limit:
                 break
         drawn = _drawn_since(before)
         with suppress(Exception):
             closing.close()
-        another = make()
-        closing.callback(another.close)
+        another = _made(environment, closing)
         # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-        other = _difference(first, _play(another, _as_long(first), disturbed=True))
+        other = _difference(first, _play(another, len(first) - 1, disturbed=True))
     except SimulatorError as error:
         return found | {"failed": str(error)}
     if not (again or other):
@@ -229,7 +222,9 @@ def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dic
             "state; draw from self.np_random, after super().reset(seed=seed)"
         )
     else:
-        classes = _classes(another.first)
+        layers = wrappers_of(another.first)
+        own = [each for each in layers if not isinstance(each, TimeLimit | OrderEnforcing)]
+        classes = " or ".join(type(each).__name__ for each in own)
         cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
     number = "a second episode" if episode == 2 else f"episode {episode} of an object"
     where = f"{again} in {number}" if again else f"{other} in another object"
@@ -240,40 +235,36 @@ def _repeated(make: Make, effort: Effort, note: Note, closing: ExitStack) -> dic
 
 
 def random_actions(
-    simulator: EnvironmentsSimulator, column: Column, generator: np.random.Generator, slots: slice
+    simulator: EnvironmentsSimulator, generator: np.random.Generator, slots: slice
 ) -> np.ndarray:
-    """Actions of n slots, as in the column of actions: float32 [n, A], from -1 to 1, or int32 [n]
-    or [n, F], each that the simulator's masks allow as likely as any other."""
-    count = slots.stop - slots.start
-    shape, choices = (count, *column.shape), column.choices
+    """Actions of n slots, as they are recorded: float32 [n, A], from -1 to 1, or int32 [n] or
+    [n, F], each that the simulator's masks allow as likely as any other."""
+    spec, count = simulator.spec, slots.stop - slots.start
+    choices = spec.choices
+    if not choices:
+        return generator.uniform(-1, 1, (count, spec.action_dim)).astype(np.float32)
     if simulator.masks.read:
         allowed = np.unpackbits(simulator.action_masks[slots], axis=1, count=sum(choices))
         factors = np.split(allowed, np.cumsum(choices)[:-1], axis=1)
         drawn = [choose_allowed(generator.random(count), each) for each in factors]
-        return np.stack(drawn, axis=1).reshape(shape)
-    if choices:
-        numbers = generator.integers(choices, size=(count, len(choices)))
-        return numbers.astype(np.int32).reshape(shape)
-    return generator.uniform(-1, 1, shape).astype(np.float32)
-
-
-def _as_long(rows: list[_Row]) -> Effort:
-    """To play as many steps as these rows have."""
-    return QUICK._replace(steps=len(rows) - 1, seconds=math.inf)
+        actions = np.stack(drawn, axis=1)
+    else:
+        actions = generator.integers(choices, size=(count, len(choices))).astype(np.int32)
+    return actions.ravel() if isinstance(spec.action_space, spaces.Discrete) else actions
 
 
 def _play(
     simulator: EnvironmentsSimulator,
-    effort: Effort,
+    steps: int,
+    seconds: float = math.inf,
     disturbed: bool = False,
     environments: int = 1,
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
     """An episode of random actions, of all agents, from its reset on, after which `begun` is
-    called; of one step at least. `disturbed`: the global generators are drawn from between the
-    steps. Of several `environments` side by side, the others have other seeds and actions, and what
-    is returned is the first one's."""
-    (actions,) = (column for column in step_columns(simulator.spec) if column.name == "actions")
+    called; of at most `steps` within `seconds`, but one at least. `disturbed`: the global
+    generators are drawn from between the steps. Of several `environments` side by side, the others
+    have other seeds and actions, and what is returned is the first one's."""
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
     generator, others = acting_generator(SEED), acting_generator(SEED + 1)
@@ -287,20 +278,21 @@ def _play(
             random.random()
             np.random.random()
 
-    after_a_step = ("rewards", "reward_parts", "outcomes", "terminated", "truncated")
+    observed = ("observations", ACTION_MASKS)
+    stepped = (*observed, "rewards", "reward_parts", "outcomes", "terminated", "truncated")
     simulator.reset(running, SEED + running // agents)
     begun()
-    record("observations", ACTION_MASKS)
-    limit = time.monotonic() + effort.seconds
-    while (running < agents).any() and len(rows) <= effort.steps:
+    record(*observed)
+    limit = time.monotonic() + seconds
+    while (running < agents).any() and len(rows) <= steps:
         if len(rows) > 1 and time.monotonic() >= limit:
             break
-        chosen = random_actions(simulator, actions, generator, slice(0, agents))
+        chosen = random_actions(simulator, generator, slice(0, agents))
         if environments > 1:
-            beside = random_actions(simulator, actions, others, slice(agents, count))
+            beside = random_actions(simulator, others, slice(agents, count))
             chosen = np.concatenate([chosen, beside])
         simulator.step(chosen, running)
-        record("observations", ACTION_MASKS, *after_a_step)
+        record(*stepped)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
 
@@ -355,9 +347,3 @@ def _drawn_since(before: dict[str, object]) -> str:
     """The names of the generators that were drawn from."""
     states = _global_states()
     return " and ".join(name for name, state in states.items() if state != before[name])
-
-
-def _classes(env: gymnasium.Env) -> str:
-    """The classes of an environment's wrappers, but those of Gymnasium's registry, and its own."""
-    layers = (each for each in wrappers_of(env) if not isinstance(each, TimeLimit | OrderEnforcing))
-    return " or ".join(type(each).__name__ for each in layers)

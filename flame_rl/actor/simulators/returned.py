@@ -1,8 +1,6 @@
-"""What an environment returned, checked and written into a simulator's rows.
-
-Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot. The caller checks that
-numbers are finite, of all slots together.
-"""
+"""What an environment returned, checked and written into a simulator's rows. Whatever is wrong
+raises `SimulatorError`, of kind "invalid", with the slot. The caller checks that numbers are
+finite, of all slots together."""
 
 import re
 import signal
@@ -145,22 +143,22 @@ class Masks:
         """Whether there are masks."""
         return self.found_in in ("info", "observation")
 
-    def of(
-        self, observation: object, info: object, slot: int, source: str
-    ) -> tuple[object, object]:
-        """What `source` returned: the observation alone, and what has its mask."""
+    def take(
+        self, observation: object, info: object, slot: int, source: str, ended: bool = False
+    ) -> object:
+        """Read the mask in what `source` returned, where there are masks; at an episode's end none
+        is needed. Returns the observation alone."""
+        holder = info
         if self.found_in is None:
             found = isinstance(info, Mapping) and ACTION_MASK in info
             self.found_in = "info" if found else "none"
-        if self.found_in != "observation":
-            return observation, info
-        if not isinstance(observation, Mapping) or OBSERVATION not in observation:
-            wanted = f"where a dictionary of {OBSERVATION!r} and {ACTION_MASK!r} is expected"
-            raise invalid(f"observation: {source} returned {observation!r:.80} {wanted}", slot)
-        return observation[OBSERVATION], observation
-
-    def take(self, slot: int, holder: object, source: str, ended: bool = False) -> None:
-        """Read the mask in what `of` returned; at an episode's end none is needed."""
+        if self.found_in == "none":
+            return observation
+        if self.found_in == "observation":
+            if not isinstance(observation, Mapping) or OBSERVATION not in observation:
+                wanted = f"where a dictionary of {OBSERVATION!r} and {ACTION_MASK!r} is expected"
+                raise invalid(f"observation: {source} returned {observation!r:.80} {wanted}", slot)
+            observation, holder = observation[OBSERVATION], observation
         mask = holder.get(ACTION_MASK) if isinstance(holder, Mapping) else None
         allowed = self._allowed[slot]
         if type(mask) is np.ndarray and mask.dtype == np.int8 and mask.shape == self._usual:
@@ -175,6 +173,7 @@ class Masks:
                 allowed[:] = masks.allowed_choices(self._space, mask)
             except ValueError as error:
                 raise invalid(f"{ACTION_MASK}: {source} returned {error}", slot) from error
+        return observation
 
     def wait(self, slot: int) -> None:
         """It is another agent's turn: only the first choice, which does nothing, is allowed."""

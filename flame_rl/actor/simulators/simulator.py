@@ -1,8 +1,4 @@
-"""Simulators play several episodes side by side and write their state into arrays of all slots.
-
-Simulators are not trusted: what they return is checked where it arrives, and whatever is wrong
-raises `SimulatorError`.
-"""
+"""Simulators play several episodes side by side and write their state into arrays of all slots."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Supervise a child process that runs `collect_episodes`, or several that share each task.
 
-A simulator may crash, hang or leak. It runs in a child, so that its death is a value: the
-`Worker` returns a `CollectFailure`, and starts a new child with the next call.
+A simulator may crash, hang or leak. It runs in a child, so that its death is a value.
 """
 
 import contextlib
@@ -32,15 +31,9 @@ Check = Callable[[], bool]
 
 
 class Limits(NamedTuple):
-    """The size of a task, and when the child that plays it is killed or replaced.
-
-    Attributes:
-        episodes: the number of the task's episodes.
-        deadline: seconds after which the child is killed, if there is no answer.
-        child_episodes, child_megabytes: a child is replaced after it has played this many, or if
-            its peak memory exceeds this.
-        workers: how many workers of an executor share the task; see `Team`.
-    """
+    """The number of a task's episodes; the seconds after which the child that plays it is killed,
+    if there is no answer; after how many episodes, and at which peak memory, a child is replaced;
+    and how many workers of an executor share the task, see `Team`."""
 
     episodes: int
     deadline: float
@@ -50,9 +43,9 @@ class Limits(NamedTuple):
 
 
 class _Player(process.ChildProcess):
-    """The child, and what its supervisor remembers of it: a file for the traceback of a crash,
-    whether it was ever asked anything, so that it may have environments, the encoded weights that
-    it holds, the episodes played, and its peak memory at its last answer."""
+    """The child, and what its supervisor remembers: a file for the traceback of a crash, whether it
+    was ever asked anything, so that it may have environments, the encoded weights that it holds,
+    the episodes played, and its peak memory at its last answer."""
 
     def __init__(self) -> None:
         self.asked, self.sent = False, None
@@ -62,7 +55,7 @@ class _Player(process.ChildProcess):
         lifeline, held = os.pipe()
         self._lifeline = os.fdopen(held, "wb", buffering=0)
         try:
-            super().__init__("flame_rl.actor.worker.child", [self.last_words.fileno(), lifeline])
+            super().__init__("flame_rl.actor.worker.process", [self.last_words.fileno(), lifeline])
         finally:
             os.close(lifeline)
         for pipe in (self.questions, self.answers):
@@ -90,14 +83,16 @@ class _Player(process.ChildProcess):
 
 
 class Worker:
-    """Supervises one child. `start` is optional and lets the child import early."""
+    """Supervises one child. Where it dies, or is killed, the answer is a `CollectFailure`, and the
+    next call starts a new one; `start` is optional and lets a child import early."""
 
     def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
         """`warn` is told of a child that was killed because it did not end by itself."""
         self._warn = warn
         self._child: _Player | None = None
         self._closed = False
-        self._played = 0, 0
+        # The episodes and env steps that the child has played of its task; for any thread.
+        self.played = 0, 0
         self._calling = threading.RLock()
 
     @property
@@ -105,10 +100,6 @@ class Worker:
         """The child's process id; None while there is none."""
         child = self._child
         return child.pid if child else None
-
-    def played(self) -> tuple[int, int]:
-        """The episodes and env steps that the child has played of its task; for any thread."""
-        return self._played
 
     def start(self) -> None:
         """Start the child unless it runs. Raises BrokenPipeError after `close`."""
@@ -130,29 +121,20 @@ class Worker:
     def collect(
         self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Check = lambda: False
     ) -> Buffer:
-        """Let the child collect.
-
-        Args:
-            snapshot: encoded; sent only to a child that does not hold these bytes yet.
-            request: encoded.
-            limits: the task's.
-            withdrawn: called ten times a second; true when nobody wants the answer any more. The
-                child then has `CLOSE_SECONDS` to say that it has stopped, before it is killed.
-
-        Returns:
-            Encoded episodes, or an encoded `CollectFailure` whatever the child does.
-        """
+        """Let the child collect what an encoded request asks for. Returns encoded episodes, or an
+        encoded `CollectFailure`, whatever the child does. `snapshot` is encoded, and sent only to a
+        child that does not hold these bytes yet. `withdrawn` is called ten times a second; true
+        when nobody wants the answer any more: the child then has `CLOSE_SECONDS` to say that it has
+        stopped, before it is killed."""
         with self._calling:
             answer = self._call(request, limits.deadline, withdrawn, snapshot)
-            self._played = 0, 0
+            self.played = 0, 0
             if (child := self._child) is not None:
                 child.episodes += limits.episodes
-                if (
-                    # The simulator may be in a broken state.
-                    codec.failure_kind(answer) not in (None, "stale")
-                    or child.episodes >= limits.child_episodes
-                    or child.memory_bytes > limits.child_megabytes * 1_000_000
-                ):
+                large = child.memory_bytes > limits.child_megabytes * 1_000_000
+                # After a failure the simulator may be in a broken state.
+                broken = codec.failure_kind(answer) not in (None, "stale")
+                if broken or large or child.episodes >= limits.child_episodes:
                     self._end_child(CLOSE_SECONDS)
                     with contextlib.suppress(OSError):  # the next call reports it
                         self.start()
@@ -203,7 +185,7 @@ class Worker:
             process.write_frame(child.questions, request, wait)
             answer, child.memory_bytes = process.read_frame(child.answers, wait)
             while len(answer) == PROGRESS.size and time.monotonic() < limit:
-                kind, self._played = "crash", PROGRESS.unpack(answer)
+                kind, self.played = "crash", PROGRESS.unpack(answer)
                 answer, child.memory_bytes = process.read_frame(child.answers, wait)
             packing.message_type(answer)
             return answer
@@ -230,10 +212,8 @@ class Worker:
         if child is None:
             return
         if not child.end(seconds if child.asked else 0.0) and child.asked and seconds:
-            self._warn(
-                f"a worker process was killed: its environments did not close within {seconds:.0f} "
-                "s"
-            )
+            late = f"did not close within {seconds:.0f} s"
+            self._warn(f"a worker process was killed: its environments {late}")
 
 
 class Team:

@@ -24,8 +24,8 @@ from flamepy.core.types import FlameError
 from flamepy.runner import Runner
 from pyarrow.flight import FlightUnavailableError
 
-from flame_rl.actor.environments.agents import PACKAGES, has_agents
 from flame_rl.actor.remote import versions
+from flame_rl.actor.simulators.agents import PACKAGES, has_agents
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.system.errors import RunError, UsageError

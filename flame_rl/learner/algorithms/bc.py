@@ -28,7 +28,7 @@ from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.modules.networks import PolicyNetwork
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.nets.heads import LOG_STD_RANGE
 from flame_rl.settings.algorithms import Cloning
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

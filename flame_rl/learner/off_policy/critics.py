@@ -24,7 +24,7 @@ from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
-from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.nets.heads import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
