@@ -11,9 +11,9 @@ import numpy as np
 
 from flame_rl.learner.compiled import library as core
 from flame_rl.learner.compiled.library import COLUMNS, NUMBERS, address
-from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import Epoch, StepConfig
 from flame_rl.learner.training.network import CompiledLoss, Gradient, Loss, Network, Samples
+from flame_rl.learner.training.trained import Adam
 from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
