@@ -28,7 +28,7 @@ class CompileHook(BuildHookInterface):
         found = runpy.run_path(str(folder / "__init__.py"))
         for old in folder.glob("core_*.so"):
             old.unlink()
-        for kind, (library, _) in found["targets"]().items() if sys.platform == "linux" else ():
+        for kind, library in found["targets"]().items() if sys.platform == "linux" else ():
             words = ["-target", f"{machine}-{LIBC}", f"-mcpu={kind}", "-o", library]
             try:
                 command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, *words, found["SOURCE"]]

@@ -19,7 +19,7 @@ from flame_rl.learner.compiled import network as compiled_module
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
-from flame_rl.learner.training import adam, choose, slices
+from flame_rl.learner.training import choose, slices, trained
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.epoch import (
@@ -339,7 +339,7 @@ def test_without_the_library_updates_are_the_same_by_torch(algorithm, continuous
     for there in (True, False):
         if not there:
             monkeypatch.setattr(choose, "library", lambda: None)
-            monkeypatch.setattr(adam, "library", lambda: None)
+            monkeypatch.setattr(trained, "library", lambda: None)
         learner = learner_of(continuous, algorithm=algorithm, **options, minibatches=3)
         metrics = [learner.update(random_episodes(continuous)) for _ in range(3)]
         results.append((metrics, learner.weights()))

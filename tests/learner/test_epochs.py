@@ -11,10 +11,8 @@ from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy import actor_critic
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.training import adam as module
 from flame_rl.learner.training import trained
-from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.trained import follow
+from flame_rl.learner.training.trained import Adam, follow
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.signals import stoppable
 from flame_rl.wire.messages import EnvironmentSpec
@@ -97,9 +95,8 @@ SUBNORMAL = np.finfo(np.float32).tiny
 @pytest.fixture(params=["compiled", "NumPy"])
 def by(request, monkeypatch) -> str:
     if request.param == "NumPy":
-        monkeypatch.setattr(module, "library", lambda: None)
         monkeypatch.setattr(trained, "library", lambda: None)
-    elif module.library() is None:
+    elif trained.library() is None:
         pytest.skip("the package was built without its library")
     return request.param
 

@@ -22,11 +22,10 @@ from flame_rl.learner.off_policy import critics
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.network import Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
-from flame_rl.learner.training.trained import flat_parameters
+from flame_rl.learner.training.trained import Adam, flat_parameters
 from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec

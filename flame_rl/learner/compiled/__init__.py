@@ -6,23 +6,13 @@ from pathlib import Path
 from zlib import crc32
 
 SOURCE = Path(__file__).with_name("core.c")
-# For each processor, the compiler's names of its kinds, the best ones first, and what /proc/cpuinfo
-# says of those that can run such a library.
-_KINDS: dict[str, dict[str, frozenset[str]]] = {
-    "x86_64": {
-        "x86_64_v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-        "x86_64_v3": frozenset({"avx2", "fma", "bmi2"}),
-        "x86_64_v2": frozenset(),
-    },
-    "aarch64": {"generic": frozenset()},
-}
+# The compiler's names of the kinds of each processor.
+_KINDS = {"x86_64": ("x86_64_v4", "x86_64_v3", "x86_64_v2"), "aarch64": ("generic",)}
 
 
-def targets() -> dict[str, tuple[Path, frozenset[str]]]:
-    """For each kind of this machine's processor, its file and the features that it needs. The name
-    has the source's checksum: a library of an older one has other structures."""
+def targets() -> dict[str, Path]:
+    """The file for each kind of this machine's processor. Its name has the source's checksum: a
+    library of an older one has other structures."""
     checksum = f"{crc32(SOURCE.read_bytes()):08x}"
-    return {
-        kind: (SOURCE.with_name(f"core_{kind}_{checksum}.so"), features)
-        for kind, features in _KINDS.get(platform.machine(), {}).items()
-    }
+    kinds = _KINDS.get(platform.machine(), ())
+    return {kind: SOURCE.with_name(f"core_{kind}_{checksum}.so") for kind in kinds}

@@ -1,5 +1,5 @@
-/* Networks of dense layers in training: forward and backward passes, heads and losses, Adam,
- * whole epochs, and steps of deep Q-learning. One call does one of these, and needs nothing but its
+/* Networks of dense layers in training: forward and backward passes, heads and losses, Adam, and
+ * whole epochs, also of deep Q-learning. One call does one of these, and needs nothing but its
  * arguments.
  *
  * Arrays are float32, row after row. All parameters of a network lie in one array, as torch keeps
@@ -9,34 +9,28 @@
 #include <stdint.h>
 
 /* A product is computed in tiles of ROWS x PANEL numbers, which stay in registers. */
-#define ROWS 6
 #if defined(__AVX512F__)
-#define LANES 16
-#undef ROWS
-#define ROWS 8 /* there are twice as many registers */
+enum { LANES = 16, ROWS = 8 };
 #elif defined(__AVX__)
-#define LANES 8
+enum { LANES = 8, ROWS = 6 };
 #else
-#define LANES 4
+enum { LANES = 4, ROWS = 6 };
 #endif
-#define VECTORS 2
-#define PANEL (VECTORS * LANES)
-/* Rows of a matrix that are further apart than this share too few places of a cache. */
-#define WIDE 128
+enum { VECTORS = 2, PANEL = VECTORS * LANES };
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef float four __attribute__((vector_size(16), aligned(4)));
 
 enum { NONE, TANH, RELU, SILU };
 enum { VALUES, GAUSSIAN, CATEGORICAL };
-enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
+enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR, Q_LEARNING };
 /* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
- * the next inputs where there are any. */
-enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, REWARDS,
-       DISCOUNTS, COLUMNS };
-/* The numbers of a loss. */
+ * the next inputs where there are any; targets are then rewards. */
+enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, DISCOUNTS,
+       COLUMNS };
+/* The numbers of a loss, and what the last two are in Q-learning. */
 enum { LOSS, ENTROPY, KL, NUMBERS };
+enum { TD_ERROR = 1, VALUE };
 
 /* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation.
  * `weight`, `bias`, `norm_weight` and `norm_bias` are offsets into the array of all parameters; -1:
@@ -140,44 +134,34 @@ INLINE Matrix matrix(const float *data, int64_t row, int64_t column) {
 
 INLINE Matrix transposed(Matrix a) { return matrix(a.data, a.column, a.row); }
 
-/* `to` becomes the transpose of 4 x 4 numbers. */
-INLINE void transpose(float *to, int64_t to_row, const float *from, int64_t from_row) {
-#define ROW(array, i) (*(four *)(array##_row * (i) + array))
-#define LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
-#define HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
-    four a = ROW(from, 0), b = ROW(from, 1), c = ROW(from, 2), d = ROW(from, 3);
-    four low = LOW(a, c), high = HIGH(a, c), other_low = LOW(b, d), other_high = HIGH(b, d);
-    ROW(to, 0) = LOW(low, other_low), ROW(to, 1) = HIGH(low, other_low);
-    ROW(to, 2) = LOW(high, other_high), ROW(to, 3) = HIGH(high, other_high);
-}
-
 /* Copy up to PANEL columns of B, which has `inner` rows, side by side; zeros fill the panel. */
-static void pack(float *panel, Matrix b, int64_t inner, int64_t columns) {
-    if (columns == PANEL && b.column == 1) {
+static void pack(float *restrict panel, Matrix b, int64_t inner, int64_t columns) {
+    if (columns < PANEL)
+        for (int64_t i = 0; i < inner * PANEL; i++) panel[i] = 0;
+    if (b.column == 1 && columns == PANEL) {
         for (int64_t k = 0; k < inner; k++)
-            for (int v = 0; v < VECTORS; v++)
-                ((vector *)panel)[k * VECTORS + v] = ((vector *)(b.data + k * b.row))[v];
+            for (int64_t j = 0; j < PANEL; j++) panel[k * PANEL + j] = b.data[k * b.row + j];
         return;
     }
-    if (columns < PANEL)
-        for (int64_t v = 0; v < VECTORS * inner; v++) ((vector *)panel)[v] = (vector){0};
-    int64_t fours = b.row == 1 ? columns / 4 * 4 : 0, rows = inner / 4 * 4;
-    for (int64_t k = 0; k < rows; k += 4)
-        for (int64_t j = 0; j < fours; j += 4)
-            transpose(panel + k * PANEL + j, PANEL, b.data + k + j * b.column, b.column);
-    for (int64_t k = 0; k < inner; k++)
-        for (int64_t j = k < rows ? fours : 0; j < columns; j++)
+    /* Four rows at once, because those of a transpose are next to each other. */
+    int64_t k = 0;
+    for (; b.row == 1 && k + 4 <= inner; k += 4)
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t i = 0; i < 4; i++)
+                panel[(k + i) * PANEL + j] = b.data[k + i + j * b.column];
+    for (; k < inner; k++)
+        for (int64_t j = 0; j < columns; j++)
             panel[k * PANEL + j] = b.data[k * b.row + j * b.column];
 }
 
-/* A tile of C = A B, or with `add` of C += A B, of up to `columns` columns. */
-INLINE void tile(int rows, int vectors, Matrix c, Matrix a, Matrix b, int64_t inner,
-                  int64_t columns, int add) {
+/* A tile of C = A B, or with `add` of C += A B, of up to `columns` columns; `panel` is B, packed. */
+INLINE void tile(int rows, int vectors, Matrix c, Matrix a, const float *panel, int64_t inner,
+                 int64_t columns, int add) {
     vector sum[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < vectors; v++) sum[i][v] = (vector){0};
     for (int64_t k = 0; k < inner; k++) {
-        const vector *b_row = (const vector *)(b.data + k * b.row);
+        const vector *b_row = (const vector *)(panel + k * PANEL);
         for (int i = 0; i < rows; i++) {
             vector each = (vector){0} + a.data[i * a.row + k * a.column];
             for (int v = 0; v < vectors; v++) sum[i][v] += each * b_row[v];
@@ -214,22 +198,18 @@ static void product(Matrix c, Matrix a, Matrix b, int64_t rows, int64_t inner, i
     }
     for (int64_t j = 0; j < columns; j += PANEL) {
         int64_t width = columns - j < PANEL ? columns - j : PANEL;
-        Matrix panel = matrix(b.data + j * b.column, b.row, 1);
-        if (b.column != 1 || width < PANEL || b.row > WIDE) {
-            pack(scratch, matrix(panel.data, b.row, b.column), inner, width);
-            panel = matrix(scratch, PANEL, 1);
-        }
+        pack(scratch, matrix(b.data + j * b.column, b.row, b.column), inner, width);
         for (int64_t i = 0; i < rows; i += ROWS) {
             Matrix from = matrix(a.data + i * a.row, a.row, a.column);
             Matrix to = matrix(c.data + i * c.row + j * c.column, c.row, c.column);
-#define CASE(R)                                                             \
-    case R:                                                                 \
-        if (width <= LANES) tile(R, 1, to, from, panel, inner, width, add); \
-        else tile(R, 2, to, from, panel, inner, width, add);               \
+#define CASE(R)                                                               \
+    case R:                                                                   \
+        if (width <= LANES) tile(R, 1, to, from, scratch, inner, width, add); \
+        else tile(R, 2, to, from, scratch, inner, width, add);                \
         break;
             switch (rows - i) {
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
-#if ROWS == 8
+#ifdef __AVX512F__
                 CASE(6) CASE(7)
 #endif
                 default: CASE(ROWS)
@@ -326,7 +306,7 @@ static int64_t widest(const Network *network) {
 }
 
 /* The workspace of a pass of `rows` samples: scratch for products; two gradients that take turns;
- * four numbers of each sample for the head and its loss; what is saved of each layer. */
+ * what a loss sees, and its gradients for that; what is saved of each layer. */
 static float *gradients(const Network *network, int64_t number, int64_t rows, float *workspace) {
     int64_t width = widest(network);
     return workspace + greater(rows, width) * PANEL + number * rows * width;
@@ -336,8 +316,12 @@ static float *for_head(const Network *network, int64_t rows, float *workspace) {
     return gradients(network, 2, rows, workspace);
 }
 
+static int64_t width_of(const Network *network) {
+    return network->layers[network->count - 1].outputs;
+}
+
 static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
-    float *place = for_head(network, rows, workspace) + 4 * rows;
+    float *place = for_head(network, rows, workspace) + 2 * rows * (width_of(network) + 1);
     for (int64_t i = 0; i < layer; i++) place += rows * (3 * network->layers[i].outputs + 1);
     int64_t size = rows * network->layers[layer].outputs;
     return (Saved){place, place + size, place + 2 * size, place + 3 * size};
@@ -418,10 +402,6 @@ static void layers_backward(const Network *network, const float *parameters, flo
 }
 
 /* ---- heads ---- */
-
-static int64_t width_of(const Network *network) {
-    return network->layers[network->count - 1].outputs;
-}
 
 INLINE float scale_of(const Head *head) { return head->scale ? *head->scale : 1; }
 
@@ -540,49 +520,60 @@ void backward(const Network *network, const float *parameters, const Samples *sa
 
 /* ---- losses ---- */
 
-/* Add the loss's numbers to `numbers`, and write its gradients for what it saw. */
-static void loss_of(const Loss *loss, float scale, const Samples *samples, int64_t rows,
+/* Write the loss's numbers of each sample, [rows, NUMBERS], and its gradients for what it saw. */
+static void loss_of(const Network *network, const Loss *loss, const Samples *samples, int64_t rows,
                     const float *result, const float *entropy, float *d_result, float *d_entropy,
-                    double *numbers) {
-    if (loss->kind == SQUARED_ERROR) { /* ((V - target) / scale)^2 / 2 */
-        const float *targets = samples->data[TARGETS];
-        for (int64_t i = 0; i < rows; i++) {
-            float error = (result[i] - targets[i]) / scale;
-            numbers[LOSS] += 0.5f * error * error;
-            d_result[i] = error / scale;
-        }
-        return;
-    }
+                    float *numbers) {
     const float *advantages = samples->data[ADVANTAGES], *old = samples->data[LOG_PROBS];
-    const float *ratios = samples->data[RATIOS];
+    const float *ratios = samples->data[RATIOS], *weights = samples->data[WEIGHTS];
+    const float *targets = samples->data[TARGETS];
+    const int32_t *actions = samples->data[ACTIONS];
     float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
-    /* CLIPPED: the smaller of r A and clip(r) A. */
-    for (int64_t i = 0; i < rows; i++) {
-        float advantage = advantages[i], log_ratio = result[i] - old[i];
-        float ratio = exponential(log_ratio), plain = ratio * advantage;
-        float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
-        float objective = plain <= clipped ? plain : clipped;
-        d_result[i] = plain <= clipped ? -plain : 0; /* a clipped ratio is constant */
-        if (loss->kind == POLICY_GRADIENT) {
-            objective = result[i] * advantage;
-            d_result[i] = -advantage;
+    float scale = scale_of(&network->head);
+    int64_t width = width_of(network);
+    for (int64_t i = 0; i < rows; i++, numbers += NUMBERS) {
+        if (loss->kind == SQUARED_ERROR) { /* ((V - target) / scale)^2 / 2 */
+            float error = (result[i] - targets[i]) / scale;
+            numbers[LOSS] = 0.5f * error * error;
+            numbers[ENTROPY] = numbers[KL] = 0;
+            d_result[i] = error / scale;
+        } else if (loss->kind == Q_LEARNING) { /* the Huber loss of Q(s, a) - target */
+            const float value = result[i * width + actions[i]];
+            float error = value - targets[i], size = absolute(error);
+            float weight = weights ? weights[i] : 1, clipped = size > 1 ? 1 : size;
+            numbers[LOSS] = weight * clipped * (size - 0.5f * clipped);
+            numbers[TD_ERROR] = size;
+            numbers[VALUE] = value;
+            for (int64_t j = 0; j < width; j++) d_result[i * width + j] = 0;
+            d_result[i * width + actions[i]] = weight * (error < 0 ? -clipped : clipped);
+        } else { /* CLIPPED: the smaller of r A and clip(r) A */
+            float advantage = advantages[i], log_ratio = result[i] - old[i];
+            float ratio = exponential(log_ratio), plain = ratio * advantage;
+            float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
+            float objective = plain <= clipped ? plain : clipped;
+            d_result[i] = plain <= clipped ? -plain : 0; /* a clipped ratio is constant */
+            if (loss->kind == POLICY_GRADIENT) {
+                objective = result[i] * advantage;
+                d_result[i] = -advantage;
+            }
+            d_entropy[i] = -bonus;
+            numbers[LOSS] = -(objective + bonus * entropy[i]);
+            numbers[ENTROPY] = entropy[i];
+            numbers[KL] = (ratios ? ratios[i] : 1) * divergence(log_ratio);
         }
-        d_entropy[i] = -bonus;
-        numbers[LOSS] -= objective + bonus * entropy[i];
-        numbers[ENTROPY] += entropy[i];
-        numbers[KL] += (ratios ? ratios[i] : 1) * divergence(log_ratio);
     }
 }
 
-/* Add the gradient of a loss, summed over the samples, to `sums`, and its numbers to `numbers`. */
+/* Add the gradient of a loss, summed over the samples, to `sums`; write its numbers of each sample,
+ * [rows, NUMBERS], and add them to `totals`. */
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
                   const Samples *samples, int64_t rows, float *workspace, float *sums,
-                  double *numbers) {
-    float *result = for_head(network, rows, workspace), *entropy = result + rows;
-    float *d_result = entropy + rows, *d_entropy = d_result + rows;
+                  float *numbers, double *totals) {
+    float *result = for_head(network, rows, workspace), *d_result = result + rows * width_of(network);
+    float *entropy = d_result + rows * width_of(network), *d_entropy = entropy + rows;
     forward(network, parameters, samples, rows, workspace, result, entropy);
-    loss_of(loss, scale_of(&network->head), samples, rows, result, entropy, d_result, d_entropy,
-            numbers);
+    loss_of(network, loss, samples, rows, result, entropy, d_result, d_entropy, numbers);
+    for (int64_t i = 0; i < rows * NUMBERS; i++) totals[i % NUMBERS] += numbers[i];
     backward(network, parameters, samples, rows, workspace, d_result, d_entropy, sums, 0);
 }
 
@@ -609,167 +600,107 @@ void follow(float *followers, const float *parameters, double tau, int64_t size)
                                 : followers[i] + (float)tau * (parameters[i] - followers[i]);
 }
 
+/* `factors`: Adam's epsilon and rate for each minibatch. */
 typedef struct {
     float *parameters, *gradient, *m, *v;
+    const double *factors;
     int64_t size;
     double max_grad_norm, max_kl;
 } Optimizer;
 
-static double gradient_norm(const Optimizer *o) {
-    return __builtin_sqrt(sum_of_products(o->gradient, o->gradient, o->size));
-}
+/* Of deep Q-learning (Mnih et al. 2015): the target network, which moves after every `period` steps,
+ * `taken` of them before the epoch; `doubled`: the other one chooses the actions that it values (van
+ * Hasselt et al. 2016, eq. 4). */
+typedef struct {
+    float *parameters;
+    int64_t period, taken, doubled;
+    double tau;
+} Target;
 
-/* Adam's step down `share` times the gradient, whose norm times `share` is `norm`. */
-static void clipped_step(const Optimizer *o, double share, double norm, const double *factors) {
-    double factor = norm > o->max_grad_norm ? share * o->max_grad_norm / norm : share;
-    adam(o->parameters, o->gradient, o->m, o->v, factor, factors[0], factors[1], o->size);
-}
+/* `rows` are those of each step's inputs, `order` is that of the steps. What an epoch writes:
+ * `numbers` of each step, in this order, [steps, NUMBERS]; `means` of each minibatch, and its
+ * gradient's norm, [minibatches, NUMBERS + 1]. */
+typedef struct {
+    Samples samples;
+    const int64_t *rows, *order;
+    float *workspace;
+    uint8_t *scratch;
+    float *numbers;
+    double *means;
+    int64_t steps, minibatches, slice_rows;
+} Epoch;
 
-/* As memcpy, and as the vectors that a compiler makes of loops, which are slow to begin. */
-INLINE void copy_row(uint8_t *to, const uint8_t *from, int64_t bytes) {
-    int64_t done = 0;
-#define COPY(type)                                                         \
-    _Pragma("clang loop vectorize(disable) unroll(disable)")               \
-    for (; done + (int64_t)sizeof(type) <= bytes; done += sizeof(type))    \
-        *(type *)(to + done) = *(const type *)(from + done);
-    COPY(four) COPY(float) COPY(uint8_t)
-}
-
-/* Copy a slice's rows, which `order` names, of all columns to `scratch`; inputs have rows of their
- * own. */
-static Samples gather(const Samples *samples, const int64_t *rows, const int64_t *order,
-                      int64_t count, uint8_t *scratch) {
-    Samples slice = *samples;
+/* Copy the rows of all columns of `count` steps, from the place `start` in the order on. */
+static Samples gather(const Epoch *epoch, int64_t start, int64_t count) {
+    Samples slice = epoch->samples;
+    uint8_t *scratch = epoch->scratch;
     for (int64_t c = 0; c < COLUMNS; c++) {
-        int64_t bytes = samples->bytes[c];
-        if (!samples->data[c]) continue;
+        const uint8_t *column = slice.data[c];
+        if (!column) continue;
         slice.data[c] = scratch;
-        for (int64_t i = 0; i < count; i++, scratch += bytes) {
-            int64_t row = c == INPUTS ? rows[order[i]] : order[i];
-            copy_row(scratch, (const uint8_t *)samples->data[c] + row * bytes, bytes);
+        for (int64_t i = start; i < start + count; i++, scratch += slice.bytes[c]) {
+            int64_t row = c == INPUTS ? epoch->rows[epoch->order[i]] : epoch->order[i];
+            const uint8_t *from = column + row * slice.bytes[c];
+            if (slice.bytes[c] == sizeof(float)) *(float *)scratch = *(const float *)from;
+            else __builtin_memcpy(scratch, from, slice.bytes[c]);
         }
         scratch += -(uintptr_t)scratch & 63;
     }
     return slice;
 }
 
-typedef struct {
-    Samples samples;
-    const int64_t *rows, *order; /* of each step's inputs; of the steps */
-    int64_t steps, minibatches, slice_rows;
-} Epoch;
+/* Rewards become targets: r + discount Q'(s', a'), with the allowed action of the greatest value,
+ * by Q' or by Q; one that is not a number counts as the greatest. */
+static void add_next_values(const Network *network, const float *online, const Target *target,
+                            const Samples *slice, int64_t rows, float *workspace) {
+    const float *x = slice->data[NEXT], *discounts = slice->data[DISCOUNTS];
+    const uint8_t *mask = slice->data[MASKS];
+    float *targets = (float *)slice->data[TARGETS];
+    int32_t *best = (int32_t *)for_head(network, rows, workspace);
+    int64_t width = width_of(network);
+    const float *choosing = target->doubled ? online : target->parameters;
+    const float *values = layers_forward(network, choosing, x, rows, workspace);
+    for (int64_t i = 0; i < rows; i++) {
+        float most = -__builtin_inff();
+        best[i] = 0;
+        for (int64_t j = 0; j < width; j++) {
+            float value = values[i * width + j];
+            if (allowed(mask, j) && most == most && !(value <= most)) most = value, best[i] = j;
+        }
+        if (mask) mask += slice->bytes[MASKS];
+    }
+    if (target->doubled) values = layers_forward(network, target->parameters, x, rows, workspace);
+    for (int64_t i = 0; i < rows; i++) targets[i] += discounts[i] * values[i * width + best[i]];
+}
 
 /* Gradient steps on the minibatches from `begin` to `end`, or to one whose KL divergence is above
- * the limit, which takes no step. `factors` are Adam's epsilon and rate for each. Writes the means
- * of the loss's numbers of each minibatch, and its gradient's norm, to `numbers`, [minibatches,
- * NUMBERS + 1]; returns the number of steps taken. */
-int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch,
-              const Optimizer *optimizer, int64_t begin, int64_t end, const double *factors,
-              float *workspace, uint8_t *scratch, double *numbers) {
-    float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
+ * the limit, which takes no step; returns the number of steps taken. `target` is null, but for
+ * Q-learning, which has no limit. */
+int64_t epoch(const Network *network, const Loss *loss, const Target *target, const Epoch *epoch,
+              const Optimizer *o, int64_t begin, int64_t end) {
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
         int64_t first = epoch->steps * minibatch / epoch->minibatches;
         int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatches;
-        double *means = numbers + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
-        for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
+        double *means = epoch->means + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
+        for (int64_t i = 0; i < o->size; i++) o->gradient[i] = 0;
         for (int64_t start = first; start < last; start += epoch->slice_rows) {
-            int64_t count = last - start < epoch->slice_rows ? last - start : epoch->slice_rows;
-            Samples slice =
-                gather(&epoch->samples, epoch->rows, epoch->order + start, count, scratch);
-            add_gradient(network, parameters, loss, &slice, count, workspace, gradient, means);
+            int64_t rows = last - start < epoch->slice_rows ? last - start : epoch->slice_rows;
+            Samples slice = gather(epoch, start, rows);
+            if (target)
+                add_next_values(network, o->parameters, target, &slice, rows, epoch->workspace);
+            add_gradient(network, o->parameters, loss, &slice, rows, epoch->workspace, o->gradient,
+                         epoch->numbers + start * NUMBERS, means);
         }
         for (int64_t i = 0; i < NUMBERS; i++) means[i] *= share;
-        means[NUMBERS] = gradient_norm(optimizer) * share;
+        double norm = __builtin_sqrt(sum_of_products(o->gradient, o->gradient, o->size)) * share;
+        means[NUMBERS] = norm;
         /* Not "greater than": a divergence of NaN exceeds the limit, too. */
-        if (!((float)means[KL] <= (float)optimizer->max_kl)) return minibatch - begin;
-        clipped_step(optimizer, share, means[NUMBERS], factors + 2 * minibatch);
+        if (!target && !((float)means[KL] <= (float)o->max_kl)) return minibatch - begin;
+        const double *factors = o->factors + 2 * minibatch;
+        double factor = norm > o->max_grad_norm ? share * o->max_grad_norm / norm : share;
+        adam(o->parameters, o->gradient, o->m, o->v, factor, factors[0], factors[1], o->size);
+        if (target && (target->taken + minibatch + 1) % target->period == 0)
+            follow(target->parameters, o->parameters, target->tau, o->size);
     }
     return end - begin;
-}
-
-/* ---- deep Q-learning (Mnih et al. 2015) ---- */
-
-/* The target network, which moves after every `period` steps; `doubled`: the other one chooses the
- * actions that it values (van Hasselt et al. 2016, eq. 4). */
-typedef struct {
-    float *parameters;
-    int64_t period, doubled;
-    double tau;
-} Target;
-
-/* The allowed choice of the greatest value of each sample from `first` on; one that is not a number
- * counts as the greatest. */
-static void best_choices(int64_t *best, const float *values, const Samples *samples, int64_t first,
-                         int64_t rows, int64_t choices) {
-    for (int64_t i = 0; i < rows; i++, values += choices) {
-        const uint8_t *mask = samples->data[MASKS];
-        if (mask) mask += (first + i) * samples->bytes[MASKS];
-        int64_t top = -1;
-        for (int64_t j = 0; j < choices; j++) {
-            int greater = top < 0 || (values[top] == values[top] && !(values[j] <= values[top]));
-            if (allowed(mask, j) && greater) top = j;
-        }
-        best[i] = top < 0 ? 0 : top;
-    }
-}
-
-/* r + discount Q'(s', a') of samples from `first` on. */
-static void q_targets(const Network *network, const float *online, const Target *target,
-                      const Samples *samples, int64_t first, int64_t rows, float *workspace,
-                      int64_t *best, float *targets) {
-    int64_t width = width_of(network);
-    const float *rewards = samples->data[REWARDS], *discounts = samples->data[DISCOUNTS];
-    const float *x = (const float *)samples->data[NEXT] + first * network->layers[0].inputs;
-    if (target->doubled) {
-        const float *choosing = layers_forward(network, online, x, rows, workspace);
-        best_choices(best, choosing, samples, first, rows, width);
-    }
-    const float *values = layers_forward(network, target->parameters, x, rows, workspace);
-    if (!target->doubled) best_choices(best, values, samples, first, rows, width);
-    for (int64_t i = 0; i < rows; i++)
-        targets[i] = rewards[first + i] + discounts[first + i] * values[i * width + best[i]];
-}
-
-/* Gradient steps as by `epoch`, but down the Huber loss of Q(s, a) - target, times the weights, on
- * minibatches of one size in the samples' own order. `taken` steps were taken before the first.
- * Writes each sample's loss, its absolute error and Q(s, a) to `numbers`, [minibatches, 3, rows].
- * `scratch` holds 12 bytes for each row of a slice. */
-void q_steps(const Network *network, const Epoch *epoch, const Optimizer *optimizer,
-             const Target *target, int64_t taken, int64_t begin, int64_t end,
-             const double *factors, float *workspace, int64_t *scratch, float *numbers) {
-    float *parameters = optimizer->parameters, *gradient = optimizer->gradient;
-    int64_t width = width_of(network), all = epoch->steps / epoch->minibatches;
-    const Samples *samples = &epoch->samples;
-    const int32_t *actions = samples->data[ACTIONS];
-    const float *weights = samples->data[WEIGHTS];
-    float *targets = (float *)(scratch + epoch->slice_rows);
-    for (int64_t minibatch = begin; minibatch < end; minibatch++) {
-        for (int64_t i = 0; i < optimizer->size; i++) gradient[i] = 0;
-        float *losses = numbers + minibatch * 3 * all, *errors = losses + all;
-        for (int64_t start = 0; start < all; start += epoch->slice_rows) {
-            int64_t rows = all - start < epoch->slice_rows ? all - start : epoch->slice_rows;
-            int64_t first = minibatch * all + start;
-            q_targets(network, parameters, target, samples, first, rows, workspace, scratch,
-                      targets);
-            const float *inputs = samples->data[INPUTS];
-            const float *x = inputs + first * network->layers[0].inputs;
-            const float *values = layers_forward(network, parameters, x, rows, workspace);
-            float *d_values = gradients(network, 0, rows, workspace);
-            for (int64_t i = 0; i < rows * width; i++) d_values[i] = 0;
-            for (int64_t i = 0; i < rows; i++) {
-                int64_t place = i * width + actions[first + i];
-                float error = values[place] - targets[i], size = absolute(error);
-                float weight = weights ? weights[first + i] : 1, clipped = size > 1 ? 1 : size;
-                losses[start + i] = weight * clipped * (size - 0.5f * clipped);
-                errors[start + i] = size;
-                errors[all + start + i] = values[place];
-                d_values[place] = weight * (error < 0 ? -clipped : clipped);
-            }
-            layers_backward(network, parameters, gradient, x, 0, rows, workspace);
-        }
-        double share = 1.0 / all;
-        clipped_step(optimizer, share, gradient_norm(optimizer) * share, factors + 2 * minibatch);
-        if ((taken + minibatch + 1) % target->period == 0)
-            follow(target->parameters, parameters, target->tau, optimizer->size);
-    }
 }

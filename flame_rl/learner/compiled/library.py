@@ -3,20 +3,22 @@ structures as ctypes has them."""
 
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from flame_rl.learner.compiled import targets
 
 # The columns of samples, in the order of core.c.
 COLUMNS = (
     *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "ratios"),
-    *("targets", "next_inputs", "rewards", "discounts"),
+    *("targets", "next_inputs", "discounts"),
 )
-# The numbers of a loss, in the order of core.c.
-NUMBERS = "loss", "entropy", "kl"
+# How many numbers a loss has for each sample.
+NUMBERS = 3
+# The kind of processor that has what torch says of this one.
+_KINDS = {"AVX512": "x86_64_v4", "AVX2": "x86_64_v3"}
 
 
 def _struct(name: str, **fields: type) -> type[Structure]:
@@ -45,9 +47,14 @@ Head = _struct("Head", kind__factors=_N, choices__scale=_P)
 Network = _struct("Network", count=_N, layers=POINTER(Layer), head=Head)
 Loss = _struct("Loss", kind=_N, clip_range__entropy_coefficient=c_float)
 Samples = _struct("Samples", data=_P * len(COLUMNS), bytes=_N * len(COLUMNS))
-Optimizer = _struct("Optimizer", parameters__gradient__m__v=_P, size=_N, max_grad_norm__max_kl=_R)
-Epoch = _struct("Epoch", samples=Samples, rows__order=_P, steps__minibatches__slice_rows=_N)
-Target = _struct("Target", parameters=_P, period__doubled=_N, tau=_R)
+_STATE, _LIMITS = "parameters__gradient__m__v__factors", "max_grad_norm__max_kl"
+Optimizer = _struct("Optimizer", **{_STATE: _P}, size=_N, **{_LIMITS: _R})
+Target = _struct("Target", parameters=_P, period__taken__doubled=_N, tau=_R)
+_ARRAYS, _SIZES = (
+    "rows__order__workspace__scratch__numbers__means",
+    "steps__minibatches__slice_rows",
+)
+Epoch = _struct("Epoch", samples=Samples, **{_ARRAYS: _P}, **{_SIZES: _N})
 
 # The types of each function's arguments, and of its result.
 _A = _Pointer
@@ -55,9 +62,8 @@ _FUNCTIONS = {
     "workspace_size": ((_A, _N), _N),
     "forward": ((_A, _A, _A, _N, _A, _A, _A), None),
     "backward": ((_A, _A, _A, _N, _A, _A, _A, _A, _A), None),
-    "add_gradient": ((_A, _A, _A, _A, _N, _A, _A, _A), None),
-    "epoch": ((_A, _A, _A, _A, _N, _N, _A, _A, _A, _A), _N),
-    "q_steps": ((_A, _A, _A, _A, _N, _N, _N, _A, _A, _A, _A), None),
+    "add_gradient": ((_A, _A, _A, _A, _N, _A, _A, _A, _A), None),
+    "epoch": ((_A, _A, _A, _A, _A, _N, _N), _N),
     "adam": ((_A, _A, _A, _A, _R, _R, _R, _N), None),
     "follow": ((_A, _A, _R, _N), None),
 }
@@ -67,21 +73,13 @@ _FUNCTIONS = {
 def library() -> CDLL | None:
     """The library for this processor; None where the package was installed without one, or with an
     older one. While a function of it runs, other threads run, too."""
-    for path, needed in targets().values():
-        if path.exists() and needed <= _features():
-            loaded = CDLL(str(path))
-            for function, (arguments, result) in _FUNCTIONS.items():
-                getattr(loaded, function).argtypes = arguments
-                getattr(loaded, function).restype = result
-            return loaded
-    return None
-
-
-def _features() -> set[str]:
-    """What the processor can do, in the words of /proc/cpuinfo."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    flags = (line.partition(":")[2].split() for line in text.splitlines() if "flags" in line[:9])
-    return set(next(flags, ()))
+    files = targets()
+    kind = _KINDS.get(torch.backends.cpu.get_cpu_capability())
+    path = files.get(kind, next(reversed(files.values()), None))
+    if path is None or not path.exists():
+        return None
+    loaded = CDLL(str(path))
+    for function, (arguments, result) in _FUNCTIONS.items():
+        getattr(loaded, function).argtypes = arguments
+        getattr(loaded, function).restype = result
+    return loaded

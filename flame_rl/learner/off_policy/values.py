@@ -89,8 +89,8 @@ class ActionValues(GradientStep):
         """Gradient steps of DQN on K minibatches, [K, B, ...], by compiled code: `q_loss`, and
         targets of the best next action, or with `double` of the one that Q chooses."""
         settings = self.settings
-        where = address(self.target.parameters)
-        target = Target(where, self.target_period, double, settings.tau)
+        where, taken = address(self.target.parameters), self.online.adam.steps
+        target = Target(where, self.target_period, taken, double, settings.tau)
         config = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
         columns = self.online.network.q_steps(samples, self.online.adam, target, config)
         names, rows = columns.keys(), zip(*columns.values(), strict=True)

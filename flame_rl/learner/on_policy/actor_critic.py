@@ -23,7 +23,6 @@ from flame_rl.learner.on_policy.losses import (
     value_loss,
 )
 from flame_rl.learner.state import Stateful
-from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import (
     Epoch,
     StepConfig,
@@ -35,7 +34,7 @@ from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import kept_threads, outputs, run_parallel
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import Adam, TrainedNetwork
 from flame_rl.modules.networks import SharedNetwork, ValueNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.settings.algorithms import SHARED_LOSSES, OnPolicy, loss_name

@@ -1,9 +1,6 @@
-"""Any torch module, differentiated by torch, on the CPU or on another device; and losses written in
-torch.
-
-Parameters, Adam, checkpoints and snapshots stay on the CPU. On another device a copy of the module
-computes: it gets the module's parameters and buffers before each pass, and its results come back as
-arrays, so that only a network knows the device.
+"""Any torch module, differentiated by torch, on the CPU or on another device, where a copy of it
+gets the parameters and buffers before each pass; and losses written in torch. Results are arrays on
+the CPU, so that only a network knows the device.
 """
 
 from __future__ import annotations
@@ -74,9 +71,6 @@ class AutogradNetwork(Network):
         buffers = {name.rpartition(".")[2] for name, _ in module.named_buffers()}
         self.parallel = device is None and buffers.issubset(_CONSTANTS)
 
-    def prepare(self, observations: np.ndarray) -> np.ndarray:
-        return observations
-
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         self._synchronize()
@@ -112,11 +106,11 @@ class AutogradNetwork(Network):
         outputs = self._apply(self._module, tensors)
         rows = tensors["inputs"].shape[: 1 + self.remembers]
         given = outputs if isinstance(outputs, tuple | list) else [outputs]
-        shapes = [each.shape if isinstance(each, Tensor) else None for each in given]
-        if given is outputs and all(each and each[: len(rows)] == rows for each in shapes):
+        fit = (isinstance(each, Tensor) and each.shape[: len(rows)] == rows for each in given)
+        if given is outputs and all(fit):
             return outputs
         what = ", ".join(
-            f"{type(each).__name__} {list(s or [])}" for each, s in zip(given, shapes, strict=True)
+            f"{type(each).__name__} {list(getattr(each, 'shape', []))}" for each in given
         )
         raise UsageError(
             f"model.py: {name_of(self._trained.outputs)} returned {what} for inputs of shape "
@@ -141,9 +135,7 @@ class AutogradPass:
     def __init__(
         self, inputs: Tensor, outputs: tuple[Tensor, ...], parameters: list[nn.Parameter]
     ) -> None:
-        self._inputs = inputs
-        self._outputs = outputs
-        self._parameters = parameters
+        self._inputs, self._outputs, self._parameters = inputs, outputs, parameters
         self.outputs = tuple(map(to_array, outputs))
 
     def backward(
@@ -229,9 +221,9 @@ def name_of(function: Callable[..., object]) -> str:
     name = getattr(function, "__name__", repr(function))
     if (owner := getattr(function, "__self__", None)) is not None:
         name = f"{type(owner).__name__}.{name}"
-    if (code := getattr(function, "__code__", None)) is None:
-        return name
-    return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+    if (code := getattr(function, "__code__", None)) is not None:
+        name += f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+    return name
 
 
 def to_array(tensor: Tensor) -> np.ndarray:

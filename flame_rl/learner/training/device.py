@@ -36,10 +36,10 @@ os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
     """The device that `--device` stands for on this machine. Raises UsageError: a card is asked
     for, and torch finds none."""
-    wanted = config.execution.device
+    wanted, there = config.execution.device, torch.cuda.is_available
     if wanted == "auto":
-        return "cuda" if prefers_card(config, spec) and torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
+        return "cuda" if _prefers_card(config, spec) and there() else "cpu"
+    if wanted == "cuda" and not there():
         cause = "this machine has none, or its driver does not answer"
         if not torch.backends.cuda.is_built():
             cause = f"torch {torch.__version__} is a build without CUDA"
@@ -51,16 +51,14 @@ def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", 
     return wanted
 
 
-def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
-    """Whether `auto` takes a graphics card where there is one: for convolutions, for recurrent
-    layers, and for very large dense ones. With small dense layers a minibatch is computed before a
-    card has got it."""
+def _prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
+    """Whether `auto` takes a graphics card: for convolutions, for recurrent layers, and for very
+    large dense ones. With small ones a minibatch is computed before a card has got it."""
     experiment = config.experiment
-    if any(each.picture for each in observation_inputs(spec.observation_space)):
-        return True
+    pictures = any(each.picture for each in observation_inputs(spec.observation_space))
     inputs = spec.observation_dim * experiment.frame_stack
     weights = sum(map(math.prod, pairwise((inputs, *experiment.hidden_sizes))))
-    return experiment.memory != "none" or weights >= _VERY_LARGE
+    return pictures or experiment.memory != "none" or weights >= _VERY_LARGE
 
 
 def device_of(name: str) -> torch.device | None:

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import SideBySide, Stacks
 from flame_rl.learner.training.network import CompiledLoss, Loss, Network, Samples, split
 from flame_rl.learner.training.slices import LEAST_SLICES, mean_gradient
+from flame_rl.learner.training.trained import Adam
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Pass(Protocol):
 
 
 class Network(Protocol):
-    """Computes a torch module and its derivative, by torch or by compiled code.
+    """Computes a torch module and its derivative, by torch or by compiled code, which inherit it.
 
     Attributes:
         slice_rows: the number of rows that is computed at once for best speed.
@@ -79,17 +79,19 @@ class Network(Protocol):
     """
 
     slice_rows: int
-    remembers: bool
-    frames: int
-    parallel: bool
+    remembers: bool = False
+    frames: int = 1
+    parallel: bool = True
     compiled: bool = False
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
         normalised, for example. Stale once the module's buffers change."""
+        return observations
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         """The network's outputs, without a gradient."""
+        return self.forward(samples).outputs
 
     def forward(self, samples: Samples) -> Pass:
         """The network's outputs, for a backward pass."""

@@ -1,4 +1,4 @@
-"""A network in training: a torch module, its parameters as one array, its Adam, and a step down a
+"""A network in training: a torch module, its parameters as one array, their Adam, and a step down a
 loss; and a target network, which follows it."""
 
 import copy
@@ -10,9 +10,85 @@ import torch
 from torch import nn
 
 from flame_rl.learner.compiled.library import library
-from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.state import count_in
 from flame_rl.learner.training.network import Gradient, Network, Pass, Samples
 from flame_rl.system.errors import UsageError
+from flame_rl.system.signals import end_if_stopped
+
+# Adam's beta1, beta2 and epsilon (Kingma and Ba 2015, algorithm 1).
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+# Adam's sums of gradients, and of their squares, below these change no parameter, and become 0:
+# those of a unit that never fires would decay to subnormal numbers, slow on some processors.
+UNDERFLOW = 1e-20, 1e-36
+
+
+class Adam:
+    """Updates parameters in place (Kingma and Ba 2015, algorithm 1). All lie in one flat array, so
+    that a step is one call. Not torch.optim.Adam, because making one imports torch's compiler,
+    which takes longer than importing torch, and its state is not arrays by name.
+
+    Attributes:
+        parameters: float32 [P]; those of a module, see `flat_parameters`.
+        steps: steps so far.
+        gradient: float32 [P], what the next step descends; after a compiled epoch, a sum
+            over the samples, not clipped.
+        sums: of gradients and of their squares, with weights that fall by beta at each step: the
+            paper's moments m and v, but for the factor 1 - beta.
+    """
+
+    def __init__(self, parameters: np.ndarray) -> None:
+        self.parameters = parameters
+        self.gradient = np.zeros_like(self.parameters)
+        self.sums = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        self.steps = 0
+
+    def clip_gradient(self, max_norm: float) -> float:
+        """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
+        length = math.sqrt(np.dot(self.gradient, self.gradient))
+        if length > max_norm:
+            self.gradient *= max_norm / length
+        return length
+
+    def step(self, learning_rate: float) -> None:
+        """One step down the gradient. Raises Interrupted if the user asks to stop."""
+        end_if_stopped()
+        (factors,) = self.factors(1, learning_rate)
+        self.steps += 1
+        if (compiled := library()) is not None:
+            size = self.parameters.size
+            compiled.adam(self.parameters, self.gradient, *self.sums, 1.0, *factors, size)
+            return
+        epsilon, rate = map(np.float32, factors)
+        gains = self.gradient, np.square(self.gradient)
+        for sums, beta, new, least in zip(self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
+            sums *= np.float32(beta)
+            sums += new
+            sums[np.abs(sums) < least] = 0
+        self.parameters -= self.sums[0] / (np.sqrt(self.sums[1]) + epsilon) * rate
+
+    def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:
+        """Epsilon and the step size of the next `count` steps, as the sums need them: times these
+        factors, they are the paper's corrected moments, m-hat and v-hat."""
+        factors = []
+        for step in range(self.steps + 1, self.steps + count + 1):
+            factor1 = (1 - BETA1) / (1 - BETA1**step)
+            root2 = math.sqrt((1 - BETA2) / (1 - BETA2**step))
+            # A step size beyond float32 becomes infinite, and the update is refused.
+            factors.append((EPSILON / root2, learning_rate * factor1 / root2))
+        return factors
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Both sums and the number of steps; see `Stateful`."""
+        return {"first": self.sums[0], "second": self.sums[1], "steps": np.array(self.steps)}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """See `Stateful`. Raises KeyError or ValueError if it does not fit."""
+        for name in ("first", "second"):
+            if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
+                raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
+        for sums, name in zip(self.sums, ("first", "second"), strict=True):
+            sums[:] = state[name]
+        self.steps = count_in(state, "steps")
 
 
 class TrainedNetwork:
