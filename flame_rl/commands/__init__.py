@@ -1,8 +1,6 @@
-"""The commands, by the first word of the command line.
-
-Each is a function, in a module of its name, that parses the remaining words and returns the exit
-code (None: 0). It imports heavy modules only after parsing, so that `--help` answers at once.
-"""
+"""The commands, by the first word of the command line. Each is a function, in a module of its name,
+that parses the remaining words and returns the exit code (None: 0). It imports heavy modules only
+after parsing, so that --help and mistakes are answered at once."""
 
 import importlib
 from collections.abc import Callable, Sequence

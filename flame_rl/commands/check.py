@@ -41,9 +41,8 @@ class CheckFlags:
 
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
-    words = {"command": "check", "description": DESCRIPTION}
-    config, command = parse(arguments, **words, extra=CheckFlags)
-    # Here and not above, so that --help and mistakes are answered at once.
+    options = {"command": "check", "description": DESCRIPTION, "extra": CheckFlags}
+    config, command = parse(arguments, **options)
     from flame_rl.backends.select import is_distributed, local_workers
     from flame_rl.tools.checking import examine, findings
 
@@ -65,8 +64,8 @@ def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
 
     data = asdict(examined) | {"environment": examined.environment.env_id, "spec": None}
     if (spec := examined.spec) is not None:
-        names = ("time_limit", "reward_shape", "action_mask", "agents")
         spaces = {name: str(getattr(spec, name)) for name in ("observation_space", "action_space")}
+        names = ("time_limit", "reward_shape", "action_mask", "agents")
         own = {name: getattr(spec, name) for name in names}
         data["spec"] = spaces | {"observed": observed(spec)} | own
     return json.dumps(data | {"findings": [each._asdict() for each in found]})
@@ -84,9 +83,8 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     title = examined.environment.env_id
     lines = [f"{title} ({examined.package})" if examined.package else title]
     if examined.spec is not None:
-        lines.append("")
         rows = _rows(examined).items()
-        lines += [filled(text, f"  {name}", _INDENT) for name, text in rows if text]
+        lines += ["", *(filled(text, f"  {name}", _INDENT) for name, text in rows if text)]
     for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
         texts = [each.text for each in found if each.problem == problem]
         lines += ["", heading] if texts else []

@@ -13,6 +13,7 @@ import tyro
 from flame_rl.settings.checks import Count, Seed
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError, nothing_but_json, say, warn
+from flame_rl.system.files import refuse_unless_file
 from flame_rl.system.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -80,17 +81,16 @@ class EvaluateCommand(PolicyCommand):
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        if self.record is not None and self.record.suffix != ".npz":
-            raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
-        if self.record is not None and not self.record.absolute().parent.is_dir():
-            raise UsageError(f"--record: there is no folder {self.record.parent}; make it first")
+        if self.record is not None:
+            if self.record.suffix != ".npz":
+                raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
+            refuse_unless_file(self.record, "--record: ")
 
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(EvaluateCommand, arguments, "evaluate")
     with stop_on_signals() as stop:
-        # Here and not above, so that --help and mistakes are answered at once.
         from flame_rl.backends.select import where_collected
         from flame_rl.run.trainer import Trainer
 
@@ -110,14 +110,10 @@ def evaluate(arguments: Sequence[str]) -> int:
             wanted = command.episodes, command.explore, command.seed, command.record
             result = trainer.evaluate(*wanted)
         if command.json:
-            info = {
-                "env": trainer.spec.env_id,
-                "algorithm": trainer.config.algorithm_name,
-                "iterations": trainer.totals.iterations,
-                "env_steps": trainer.totals.env_steps,
-                "explore": command.explore,
-                "seed": command.seed,
-            }
+            totals = trainer.totals
+            info = {"env": trainer.spec.env_id, "algorithm": trainer.config.algorithm_name}
+            info |= {"iterations": totals.iterations, "env_steps": totals.env_steps}
+            info |= {"explore": command.explore, "seed": command.seed}
             say(json.dumps(info | result.numbers()))
         else:
             say(

@@ -40,7 +40,6 @@ class PlotCommand:
 def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = parse_command(PlotCommand, arguments, "plot")
-    # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.figures import SUFFIXES, plot_settings
     from flame_rl.report.runs import columns_of, compare, group_runs, scores_of
 

@@ -3,14 +3,14 @@
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.commands.train import networks_of
-from flame_rl.run.checkpoint import find_checkpoint
+from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
@@ -43,8 +43,8 @@ class ProfileFlags:
 
 
 class Measured(NamedTuple):
-    """A mean iteration with a number of workers (processes on this machine, or executors), in
-    seconds of collecting and of updating, and env steps per second of collecting."""
+    """A mean iteration with a number of workers, or executors: its size, seconds of collecting and
+    of updating, and env steps per second of collecting."""
 
     workers: int
     episodes: int
@@ -59,8 +59,8 @@ def profile(arguments: Sequence[str]) -> int:
     UsageError for --seeds, and if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
-    words = {"command": "profile", "description": DESCRIPTION, "networks": networks_of}
-    config, command = parse(arguments, default, **words, extra=ProfileFlags)
+    options = {"description": DESCRIPTION, "networks": networks_of, "extra": ProfileFlags}
+    config, command = parse(arguments, default, command="profile", **options)
     if config.output.seeds:
         raise UsageError("--seeds: a profile is of one run; leave the flag out")
     if default is not None:
@@ -80,11 +80,9 @@ def profile(arguments: Sequence[str]) -> int:
 
 def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
     """Run the same few iterations as training would, with one worker, and with as many as `config`
-    asks for: by default one for each core, and on a cluster all its executors. Nothing is written.
-
-    The policy is that of the run to resume; otherwise an untrained one, and replay has no warm-up,
-    in which there would be no gradient step. Raises as training does.
-    """
+    asks for: by default one for each core, and on a cluster all its executors. The policy is that
+    of the run to resume; otherwise an untrained one, and replay has no warm-up, in which there
+    would be no gradient step. Raises as training does."""
     found = None
     if config.output.resume is not None:
         # Not the policy with which a run would begin again.
@@ -93,41 +91,39 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
             warn(f"warning: {warning}")
     elif isinstance(config.algorithm, Replay):
         config = config.changed(warm_up_steps=0)
-    both, measured = [config.changed(executors=1), config], []
+    both = [config.changed(executors=1), config]
     if not is_distributed(config):
         asked = config.execution.workers or 0
         several = asked if asked > 1 else max(2, available_cores())
         both = [config.changed(workers=number) for number in (1, several)]
-    for each in both:
-        with ExitStack() as ending:
-            backend = ending.enter_context(closing(make_backend(each, stop)))
-            # Here, so that workers start while torch is imported.
-            from flame_rl.run.trainer import Trainer
+    return [_measure(each, found, stop) for each in both]
 
-            here = each.changed(local=True, workers=0)
-            trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
+
+def _measure(
+    config: TrainConfig, found: tuple[Checkpoint, list[str]] | None, stop: StopSignal
+) -> Measured:
+    with closing(make_backend(config, stop)) as backend:
+        # Here, so that workers start while torch is imported.
+        from flame_rl.run.trainer import Trainer
+
+        here = config.changed(local=True, workers=0)
+        with Trainer(here, stop=stop, reports=True) as trainer:
             trainer.begin(found)
             backend.describe(environment_of(trainer.config, trainer.spec.env_id))
-            workers = backend.executors if is_distributed(each) else local_workers(each)
+            workers = backend.executors if is_distributed(config) else local_workers(config)
             begun, began = trainer.totals, time.monotonic()
             results = [trainer.do_iteration(backend)]
+            # The first, in which workers start, counts only where an iteration takes long.
             if results[0].timing.collecting < _SECONDS:
-                # The first, in which workers start, counts only where an iteration takes long.
-                begun = results.pop().totals
-            while not results or (
-                len(results) < _ITERATIONS and time.monotonic() < began + _SECONDS
-            ):
+                begun, results = results[0].totals, [trainer.do_iteration(backend)]
+            while len(results) < _ITERATIONS and time.monotonic() < began + _SECONDS:
                 results.append(trainer.do_iteration(backend))
-        episodes = round((results[-1].episodes - begun.episodes) / len(results))
-        steps = (results[-1].env_steps - begun.env_steps) / len(results)
-        collecting = mean(result.timing.collecting for result in results)
-        updating = mean(result.timing.updating for result in results)
-        speed = steps / collecting
-        measured.append(Measured(workers, episodes, steps, collecting, updating, speed))
-        warn(
-            f"Measured with {workers}: {collecting:.3g} s of collecting, {updating:.3g} of updating"
-        )
-    return measured
+    episodes = round((results[-1].episodes - begun.episodes) / len(results))
+    steps = (results[-1].env_steps - begun.env_steps) / len(results)
+    collecting = mean(result.timing.collecting for result in results)
+    updating = mean(result.timing.updating for result in results)
+    warn(f"Measured with {workers}: {collecting:.3g} s of collecting, {updating:.3g} of updating")
+    return Measured(workers, episodes, steps, collecting, updating, steps / collecting)
 
 
 def conclusions(one: Measured, several: Measured) -> dict[str, float]:
@@ -149,8 +145,8 @@ def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
     share = several.collecting / (several.collecting + several.updating)
     limit = "The learner is the limit: updating takes longer than collecting."
     if share > 0.5:
-        limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration"
-        limit += f", by at most {share:.0%}."
+        limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration, by "
+        limit += f"at most {share:.0%}."
     return (
         f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration"
         f"\n\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}\n{rows}\n"

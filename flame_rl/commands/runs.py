@@ -46,7 +46,6 @@ class RunsCommand:
 def runs(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is no such folder."""
     command = parse_command(RunsCommand, arguments, "runs")
-    # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.runs import RunRow, grid, read_row
     from flame_rl.run.folder import runs_below
     from flame_rl.settings.experiment import environment_id

@@ -75,7 +75,6 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
 
 def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> None:
     """Train, and report to the console and the run folder, which keeps the command's arguments."""
-    # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer
 
@@ -165,8 +164,7 @@ def train_and_report(
         run_folder.METRICS_NAME: partial(tables.metrics_row, metrics),
         tables.TIMING_NAME: tables.timing_row,
     }
-    every = config.experiment.evaluate_every
-    if every is not None:
+    if (every := config.experiment.evaluate_every) is not None:
         name = run_folder.EVALUATIONS_NAME
         row_of[name] = tables.evaluations_row
         if not ended(config.experiment, done):

@@ -35,12 +35,7 @@ _FAR = 100
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Run the command. Returns 0, or 128 plus the number of the signal that ended it.
-
-    Raises:
-        UsageError: a flag is wrong, or the folder holds no study.
-        RunError: the first trials fail.
-    """
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     resumed = resumed_folder(arguments)
     config, given = parse(arguments, command="tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
@@ -60,7 +55,6 @@ def tune(arguments: Sequence[str]) -> int:
     search = Search.of(study, config)
     with stop_on_signals() as stop, hold_folder(config) as folder:
         shown = path_to_show(folder, Path.cwd())
-        # Here and not above, so that --help and mistakes are answered at once.
         from flame_rl.tools.trials import TRIALS_NAME, best_of, run_finals, run_trials
 
         if resumed is None:
@@ -79,7 +73,7 @@ def tune(arguments: Sequence[str]) -> int:
             f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
         )
         say(
-            f"Study {search.folder}: {study.trials} trials of {search.env_steps:,} env steps, "
+            f"Study {shown}: {study.trials} trials of {config.experiment.env_steps:,} env steps, "
             f"{study.parallel} side by side{final if study.finalists else ''}\n"
             f"Searched: {', '.join(search.ranges).replace('_', ' ')}\n"
         )
@@ -128,11 +122,11 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
             f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "
             f"the last policy without exploration:\n\n{grid(header, rows)}\n"
         )
-    ranked = [each for each in finals if each.mean is not None]
-    if ranked:
+    chosen = best[0]
+    if ranked := [each for each in finals if each.mean is not None]:
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]
         drawn.append(draw_finals(folder / "final.png", named, title))
-    chosen = ranked[0].trial if ranked else best[0]
+        chosen = ranked[0].trial
     first = search.config.experiment.seed + max(_FAR, study.final_seeds) + 1
     say(
         f"Pictures: {', '.join(map(str, drawn))}\n"

@@ -46,7 +46,6 @@ def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(WatchCommand, arguments, "watch")
     with stop_on_signals() as stop:
-        # Here and not above, so that --help and mistakes are answered at once.
         from rich.progress import Progress
 
         from flame_rl.run.trainer import Trainer

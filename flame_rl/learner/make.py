@@ -204,9 +204,13 @@ def _make_algorithm(
 
         return OffPolicy(config, spec, made, demonstrations)
     if isinstance(config.algorithm, OnPolicy):
+        if demonstrations is not None:
+            from flame_rl.learner.demonstrations.cloning import ClonedFirst
+
+            return ClonedFirst(config, spec, made, demonstrations)
         from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
 
-        return OnPolicyAlgorithm(config, spec, made, demonstrations)
+        return OnPolicyAlgorithm(config, spec, made)
     return made(config, spec, demonstrations)
 
 

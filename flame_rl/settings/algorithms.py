@@ -1,7 +1,7 @@
 """The settings of each algorithm, the groups that several share, and the table of all.
 
-Groups that an algorithm may combine have no base in common, because a dataclass takes the defaults
-of a common base from the group that is named first, even where another one changes them.
+Groups that an algorithm may combine have no base in common: a dataclass takes its defaults from the
+group that is named first, even where another one changes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALGORITHMS: dict[str, type[AlgorithmSettings]] = {}
 
 @dataclass(frozen=True)
 class AlgorithmSettings:
-    """What every algorithm's settings have. Each field is a flag; a class with a `name` is an
+    """What every algorithm's settings have. Each field is a flag; a subclass with a `name` is an
     algorithm, and `flame_rl.learner.make` says what it does.
 
     Attributes:
@@ -68,10 +68,10 @@ class AlgorithmSettings:
     learning_rate_decay: bool = False
     """Let step sizes fall linearly to 0 at the end of the run: the last of N iterations has 1/N."""
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            ALGORITHMS[cls.name] = cls
-            cls.title = vars(cls).get("title", cls.name.upper())
+    def __init_subclass__(cls, name: str = "", title: str = "") -> None:
+        if name:
+            ALGORITHMS[name] = cls
+            cls.name, cls.title = name, title or name.upper()
 
     __post_init__ = check_fields
 
@@ -295,10 +295,8 @@ class ActionNoise(Critics):
 
 
 @dataclass(frozen=True)
-class ReinforceSettings(OnPolicy):
+class ReinforceSettings(OnPolicy, name="reinforce"):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
-
-    name = "reinforce"
 
     # Without PPO's ratio, a policy that moves far in one epoch collapses; this limit stops few
     # good updates.
@@ -325,19 +323,15 @@ class ReinforceSettings(OnPolicy):
 
 
 @dataclass(frozen=True)
-class A2CSettings(GeneralizedAdvantages):
+class A2CSettings(GeneralizedAdvantages, name="a2c"):
     """Settings of advantage actor-critic (Mnih et al. 2016), synchronous."""
-
-    name = "a2c"
 
     value_epochs: Count = 5
 
 
 @dataclass(frozen=True)
-class PPOSettings(GeneralizedAdvantages):
+class PPOSettings(GeneralizedAdvantages, name="ppo"):
     """Settings of proximal policy optimisation (Schulman et al. 2017)."""
-
-    name = "ppo"
 
     # In an unknown environment runs are short, and smaller steps cost more than they gain.
     learning_rate_decay: bool = False
@@ -356,11 +350,9 @@ class PPOSettings(GeneralizedAdvantages):
 
 
 @dataclass(frozen=True)
-class PQNSettings(Exploration, AlgorithmSettings):
+class PQNSettings(Exploration, AlgorithmSettings, name="pqn"):
     """Settings of Q-learning without replay and target network (Gallici et al. 2025), for discrete
     actions."""
-
-    name = "pqn"
 
     minibatches: Count = 32
 
@@ -374,10 +366,8 @@ class PQNSettings(Exploration, AlgorithmSettings):
 
 
 @dataclass(frozen=True)
-class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
+class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
     """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
-
-    name = "dqn"
 
     target_period: Count = 1
     """The target network moves after every N gradient steps."""
@@ -423,10 +413,8 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
 
 
 @dataclass(frozen=True)
-class SarsaSettings(EpsilonGreedy, Replay):
+class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
-
-    name = "sarsa"
 
     # Targets of the actions that were taken need recent policies.
     capacity: Count = 10_000
@@ -437,20 +425,16 @@ class SarsaSettings(EpsilonGreedy, Replay):
 
 
 @dataclass(frozen=True)
-class SuccessorSettings(EpsilonGreedy, Replay):
+class SuccessorSettings(EpsilonGreedy, Replay, name="successor", title="Successor features"):
     """Settings of successor features (Barreto et al. 2017), for discrete actions and rewards of
     several parts."""
 
-    title = "Successor features"
-    name = "successor"
     may_change = ("reward_weights",)
 
 
 @dataclass(frozen=True)
-class R2D2Settings(EpsilonGreedy, Sequences):
+class R2D2Settings(EpsilonGreedy, Sequences, name="r2d2"):
     """Settings of deep Q-learning with a memory (Kapturowski et al. 2019), for discrete actions."""
-
-    name = "r2d2"
 
     updates_per_step: UpdatesPerStep = 0.1
     tau: Fraction = 0.02
@@ -460,10 +444,8 @@ class R2D2Settings(EpsilonGreedy, Sequences):
 
 
 @dataclass(frozen=True)
-class ImpalaSettings(PolicyGradient, Sequences):
+class ImpalaSettings(PolicyGradient, Sequences, name="impala"):
     """Settings of an actor-critic with V-trace (Espeholt et al. 2018), for any actions."""
-
-    name = "impala"
 
     learning_rate: Positive = 2e-4
     entropy_coefficient: NonNegative = 0.003
@@ -476,10 +458,8 @@ class ImpalaSettings(PolicyGradient, Sequences):
 
 
 @dataclass(frozen=True)
-class DDPGSettings(ActionNoise):
+class DDPGSettings(ActionNoise, name="ddpg"):
     """Settings of DDPG (Lillicrap et al. 2016), for continuous actions."""
-
-    name = "ddpg"
 
     noise_process: Literal["gaussian", "ornstein-uhlenbeck"] = "gaussian"
     """Independent noise in each step, or noise that keeps most of the step before."""
@@ -489,10 +469,8 @@ class DDPGSettings(ActionNoise):
 
 
 @dataclass(frozen=True)
-class TD3Settings(ActionNoise):
+class TD3Settings(ActionNoise, name="td3"):
     """Settings of twin delayed DDPG (Fujimoto et al. 2018), for continuous actions."""
-
-    name = "td3"
 
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the policy and the target networks."""
@@ -505,10 +483,8 @@ class TD3Settings(ActionNoise):
 
 
 @dataclass(frozen=True)
-class SACSettings(Critics):
+class SACSettings(Critics, name="sac"):
     """Settings of soft actor-critic (Haarnoja et al. 2018), for continuous actions."""
-
-    name = "sac"
 
     average_critics: bool = False
     """Let the mean of the two critics count, not the smaller value (Moskovitz et al. 2021)."""
@@ -524,10 +500,8 @@ class SACSettings(Critics):
 
 
 @dataclass(frozen=True)
-class BCSettings(Cloning, AlgorithmSettings):
+class BCSettings(Cloning, AlgorithmSettings, name="bc"):
     """Settings of behaviour cloning (Pomerleau 1991), from --demonstrations alone."""
-
-    name = "bc"
 
     learning_rate_decay: bool = True
     clone_epochs: Count = 10

@@ -49,11 +49,11 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
 def converted(name: str, hint: Any, value: Any) -> Any:
     """The value of a field, converted to its type `hint`: a list becomes a tuple, a text a path or
     a number, NumPy's numbers Python's. Raises UsageError, which names the field."""
-    plain = value
     if isinstance(value, list | tuple):
         plain = list(map(_plain, value))
-    elif hasattr(value, "tolist"):  # one number, but where a list belongs
-        plain = value.tolist() if get_origin(bare(hint)) is tuple else _plain(value)
+    else:  # of an array one number, but where a list belongs
+        array = hasattr(value, "tolist") and get_origin(bare(hint)) is tuple
+        plain = value.tolist() if array else _plain(value)
     try:
         return msgspec.convert(plain, hint, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -142,14 +142,14 @@ def flag(name: str) -> str:
     return "--" + name.removesuffix("_").replace("_", "-")
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The known name that a name resembles most, above all one that begins alike, or whose initials
-    it has, as --lr has those of --learning-rate; or ""."""
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Asks for the known name that a name resembles most, above all one that begins alike, or whose
+    initials it has, as --lr has those of --learning-rate; where there is none, `otherwise`."""
     known = list(known)
     alike = [each for each in known if name.startswith(each) or each.startswith(name)]
     alike = alike or [each for each in known if re.sub(r"(?<=[a-z])[a-z]+.?", "", each) == name]
     closest = difflib.get_close_matches(name, alike or known, n=1, cutoff=0 if alike else 0.6)
-    return closest[0] if closest else ""
+    return f"did you mean {closest[0]}?" if closest else otherwise
 
 
 def name_is_taken(name: str) -> UsageError:

@@ -1,14 +1,11 @@
 """All settings of a run, from Python's keywords or from config.json; where it is computed, and what
-it writes.
-
-Imports nothing heavy, so that `--help` answers at once.
-"""
+it writes. Imports nothing heavy, so that `--help` answers at once."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,18 +18,13 @@ from flame_rl.settings.checks import (
     Positive,
     Seed,
     check_fields,
+    did_you_mean,
     flag,
     names_of,
     refuse,
-    suggestion,
     within,
 )
-from flame_rl.settings.experiment import (
-    EnvironmentSource,
-    Experiment,
-    environment_id,
-    environment_name,
-)
+from flame_rl.settings.experiment import EnvironmentSource, Experiment, environment_id
 from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
 
@@ -151,8 +143,7 @@ class TrainConfig:
     Attributes:
         experiment: decides the result, together with `algorithm`.
         algorithm: the algorithm's settings, such as `flame_rl.settings.algorithms.PPOSettings`.
-        execution: where episodes are collected and networks are computed; but for the device, it
-            changes no result.
+        execution: where it is computed; but for the device, it changes no result.
         output: what is written and shown; changes no result.
     """
 
@@ -172,7 +163,7 @@ class TrainConfig:
         steps_per_iter. Raises UsageError."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
-        preset = preset_of(algorithm, environment_id(environment_name(env)))
+        preset = preset_of(algorithm, environment_id(Experiment(env).env_name))
         values = _by_section(kinds, preset | _with_one_size(settings) | {"env": env}, algorithm)
         # The dataclass is frozen.
         vars(self).update({name: kind(**values[name]) for name, kind in kinds.items()})
@@ -196,10 +187,6 @@ class TrainConfig:
         """The algorithm's name on the command line."""
         return self.algorithm.name
 
-    def __str__(self) -> str:
-        """All settings as training uses them, as config.json has them."""
-        return self.to_json()
-
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by section as JSON values, for config.json and checkpoints."""
         sections = {name: dict(vars(settings)) for name, settings in vars(self).items()}
@@ -211,13 +198,12 @@ class TrainConfig:
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
-        """The inverse of `to_data`; what is missing has its default. Raises UsageError if the data
-        are no configuration."""
+        """The inverse of `to_data`; what is missing has its default. Raises UsageError."""
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
             for name, kind in kinds.items():
-                for unknown in values[name].keys() - {field.name for field in fields(kind)}:
+                for unknown in values[name].keys() - set(names_of(kind)):
                     raise ValueError(f"{unknown}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
@@ -226,12 +212,14 @@ class TrainConfig:
             ) from error
 
     def to_json(self) -> str:
-        """The text of config.json."""
+        """The text of config.json: all settings, as training uses them."""
         return json.dumps(self.to_data(), indent=2) + "\n"
+
+    __str__ = to_json
 
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
-        """The inverse of `to_json`. Raises UsageError if the text is no configuration."""
+        """The inverse of `to_json`. Raises UsageError."""
         try:
             return cls.from_data(msgspec.json.decode(text))
         except (ValueError, RecursionError) as error:
@@ -240,13 +228,10 @@ class TrainConfig:
 
 def environment_of(config: TrainConfig, env_id: str) -> Environment:
     """The environment as it is configured."""
-    # Here and not above: it imports Gymnasium.
-    from flame_rl.wire.messages import Environment
+    from flame_rl.wire.messages import Environment  # it imports Gymnasium
 
-    # Its other fields are settings of the same names.
-    _, *names = names_of(Environment)
-    settings = vars(config.experiment) | vars(config.execution)
-    return Environment(env_id, **{name: settings[name] for name in names})
+    settings = vars(config.experiment) | vars(config.execution) | {"env_id": env_id}
+    return Environment(**{name: settings[name] for name in names_of(Environment)})
 
 
 def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
@@ -277,10 +262,10 @@ def _by_section(
     values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     for name, value in settings.items():
         if name not in sections:
-            nearest = suggestion(name, ["env", "algorithm", *sections])
-            more = f"did you mean {nearest}?" if nearest else "print(TrainConfig()) shows them all"
-            owners = owners_of(name, algorithm)
-            raise UsageError(f"{name}: {owners or f'no such setting; {more}'}")
+            known = ["env", "algorithm", *sections]
+            more = did_you_mean(name, known, "print(TrainConfig()) shows them all")
+            text = owners_of(name, algorithm) or f"no such setting; {more}"
+            raise UsageError(f"{name}: {text}")
         values[sections[name]][name] = value
     return values
 

@@ -182,7 +182,11 @@ class Experiment:
     @property
     def env_name(self) -> str:
         """`env` as text; for a function "callable " and its qualified name."""
-        return environment_name(self.env)
+        if isinstance(self.env, str):
+            return self.env
+        # A callable object has no name of its own.
+        named = self.env if hasattr(self.env, "__qualname__") else type(self.env)
+        return f"{CALLABLE}{named.__module__}.{named.__qualname__}"
 
 
 def environment_id(env: str) -> str:
@@ -190,20 +194,10 @@ def environment_id(env: str) -> str:
     return ENVIRONMENTS.get(env.lower(), env)
 
 
-def environment_name(env: str | Callable[[], Any]) -> str:
-    """`env` as text: for a function, "callable " and its qualified name."""
-    if isinstance(env, str):
-        return env
-    # A callable object has no name of its own.
-    named = env if hasattr(env, "__qualname__") else type(env)
-    return f"{CALLABLE}{named.__module__}.{named.__qualname__}"
-
-
 def keyword_texts(given: Any) -> Any:
     """The arguments of an environment's constructor as texts "name=value", ordered by name, in JSON
-    or, where that does not keep a value (tuples, keys that are numbers), in Python. They are given
-    as a mapping, or as texts with values as in JSON or Python, or else plain text. Anything else is
-    returned as it is. Raises UsageError."""
+    or, where that does not keep a value (tuples, keys that are numbers), in Python; given as such
+    texts, or as a mapping. Anything else is returned as it is. Raises UsageError."""
     if isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
         if without := [word for word in given if not re.match(r"[^\W\d]\w*=", word)]:
             refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])

@@ -26,20 +26,13 @@ from flame_rl.system.program import program
 
 Command = TypeVar("Command")
 
-# The headings of --help by section, those that people need most first; the algorithm's is its name.
-_HEADINGS = {
-    "extra": "command",
-    "experiment": "experiment",
-    "algorithm": None,
-    "output": "files",
-    "execution": "execution",
-}
 _CHOICE = Literal[tuple(ALGORITHMS)]
 # The flags that decide which others there are, and their defaults.
 _FIRST_NAMES = ("env", "from_", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
 _NOT_GIVEN = object()
 _NARROWEST = 12
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
+_REGISTRY = constructors.ConstructorRegistry()
 _First = make_dataclass(
     "_First",
     [
@@ -59,20 +52,15 @@ def parse(
     extra: type | None = None,
     networks: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> tuple[TrainConfig, Any]:
-    """Read the flags of training.
+    """Read the flags of training from the words of the command line.
 
     Args:
-        arguments: the words of the command line.
         default: the configuration that flags change; None: the defaults of --env and --algorithm.
         command, description: for --help; the command's word, if any.
         extra: a dataclass of further flags.
         networks: gives defaults of the settings of networks, from the run that --from names.
 
-    Returns:
-        The configuration, and `extra` filled in (None without one).
-
-    Raises:
-        UsageError: there is no such flag, it belongs to another algorithm, or a value is refused.
+    Returns the configuration, and `extra` filled in (None without one). Raises UsageError.
     """
     first = _read_first(arguments)
     first.pop("resume", None)
@@ -87,22 +75,18 @@ def parse(
         raise UsageError(f"--algorithm: the run learns with {algorithm}, not {other}; leave it out")
     sections = vars(default) | ({} if extra is None else {"extra": extra()})
     what = tyro.conf.arg(name="algorithm", help="What improves the policy; its flags are below.")
-    hints: dict[str, Any] = {"name": Annotated[_CHOICE, _spec(_CHOICE, "*"), what]}
-    for section, heading in _HEADINGS.items():
-        if section in sections:
-            named = tyro.conf.arg(name=heading or algorithm)
-            kind = type(sections[section])
-            hints[section] = Annotated[kind, named, tyro.conf.OmitArgPrefixes]
+    hints: dict[str, Any] = {"name": Annotated[_CHOICE, _spec(_CHOICE), what]}
+    # The headings of --help by section, those that people need most first.
+    headings = {"extra": "command", "experiment": "experiment", "algorithm": algorithm}
+    headings |= {"output": "files", "execution": "execution"}
+    for section in filter(sections.__contains__, headings):
+        named = tyro.conf.arg(name=headings[section])
+        hints[section] = Annotated[type(sections[section]), named, tyro.conf.OmitArgPrefixes]
     flags = make_dataclass("Flags", hints.items())
     fields = {name: value for each in sections.values() for name, value in vars(each).items()}
-    read, unknown = _read(
-        flags,
-        _switches(arguments, [name for name in fields if type(fields[name]) is bool]),
-        _TRAINING,
-        prog=program(command),
-        description=_wrapped(description),
-        default=flags(name=algorithm, **sections),
-    )
+    words = _switches(arguments, [name for name in fields if type(fields[name]) is bool])
+    about = {"prog": program(command), "description": _wrapped(description)}
+    read, unknown = _read(flags, words, default=flags(name=algorithm, **sections), **about)
     if unknown:
         raise _no_flag(unknown[0], ["algorithm", *fields], algorithm)
     given = {name: getattr(read, name) for name in sections}
@@ -115,7 +99,7 @@ def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> C
     switches = [each for each, hint in checks.hints_of(kind).items() if checks.bare(hint) is bool]
     words = _switches(arguments, switches, others=True)
     about = {"prog": program(name), "description": _wrapped(kind.__doc__ or "")}
-    command, unknown = _read(kind, words, _COMMANDS, **about)
+    command, unknown = _read(kind, words, **about)
     if unknown:
         raise _no_flag(unknown[0], checks.names_of(kind))
     return command
@@ -128,15 +112,13 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
     """The values of the flags in `_First` that are given."""
-    read, _ = _read(_First, arguments, _TRAINING, add_help=False)
+    read, _ = _read(_First, arguments, add_help=False)
     return {name: value for name, value in vars(read).items() if value is not _NOT_GIVEN}
 
 
-def _read(
-    kind: type, arguments: Sequence[str], registry: constructors.ConstructorRegistry, **options: Any
-) -> tuple[Any, list[str]]:
+def _read(kind: type, arguments: Sequence[str], **options: Any) -> tuple[Any, list[str]]:
     """A dataclass, filled in, and the words that are none of its flags."""
-    options |= {"registry": registry, "return_unknown_args": True}
+    options |= {"registry": _REGISTRY, "return_unknown_args": True}
     if {"-h", "--help"} & set(arguments) and shutil.get_terminal_size().columns < _NARROWEST:
         os.environ["COLUMNS"] = str(_NARROWEST)  # below, tyro never ends
     try:
@@ -182,8 +164,7 @@ def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
     name, field = checks.flag(_field(word)) if word.startswith("--") else word, _field(word)
     if algorithm and (owners := owners_of(field, algorithm)):
         return UsageError(f"{name}: {owners}")
-    nearest = checks.suggestion(name, map(checks.flag, fields))
-    more = f"did you mean {nearest}?" if nearest else "--help lists them all"
+    more = checks.did_you_mean(name, map(checks.flag, fields), "--help lists them all")
     return UsageError(f"{name}: there is no such flag; {more}")
 
 
@@ -192,53 +173,50 @@ def _field(word: str) -> str:
     return word.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
-def _registry(nargs: Literal[1, "*"]) -> constructors.ConstructorRegistry:
-    """How tyro makes flags of dataclasses. With `nargs` 1 words may follow that are no flag's;
-    with "*" all words after a flag are its own."""
-    registry = constructors.ConstructorRegistry()
+@_REGISTRY.struct_rule
+def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
+    """How tyro makes flags of a dataclass. All words after a flag are its own, unless there are
+    positional ones."""
+    kind = info.type
+    if not is_dataclass(kind) or kind.__name__ == "Flags":
+        return None
+    hints, specs, lists = checks.hints_of(kind), [], {}
+    positional = [name for name, hint in hints.items() if _POSITIONAL in _marks(hint)]
+    for field in dataclasses.fields(kind):
+        name, hint = field.name, hints[field.name]
+        value = getattr(info.default, name, field.default)
+        default = tyro.MISSING if value is dataclasses.MISSING else value
+        spec = _spec(hint, 1 if positional else "*", name.upper() if name in positional else "")
+        plain = checks.bare(hint)
+        if get_origin(plain) is tuple and checks.bare(get_args(plain)[0]) is str:
+            # Its words are added up where the flag comes again, and take the default's place.
+            lists[name], default = default, ()
+            typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
+        else:
+            typed = hint if plain is bool else Annotated[object, *_marks(hint), spec]
+        typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
+        specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
-    @registry.struct_rule
-    def of_fields(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-        kind = info.type
-        if not is_dataclass(kind) or kind.__name__ == "Flags":
-            return None
-        hints, specs, lists = checks.hints_of(kind), [], {}
-        for field in dataclasses.fields(kind):
-            name, hint = field.name, hints[field.name]
-            value = getattr(info.default, name, field.default)
-            default = tyro.MISSING if value is dataclasses.MISSING else value
-            own = name.upper() if _POSITIONAL in getattr(hint, "__metadata__", ()) else ""
-            spec = _spec(hint, nargs, own)
-            plain = checks.bare(hint)
-            if get_origin(plain) is tuple and checks.bare(get_args(plain)[0]) is str:
-                # Its words are added up where the flag comes again, and take the default's place.
-                lists[name], default = default, ()
-                typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
-            elif plain is bool:
-                typed = hint
-            else:
-                typed = Annotated[object, *getattr(hint, "__metadata__", ()), spec]
-            typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
-            specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
+    def make(**values: Any) -> Any:
+        for name, default in lists.items():
+            values[name] = [word for words in values[name] for word in words] or default
+        for name, value in values.items():
+            if value == "":
+                raise UsageError(f"{checks.flag(name)}: a value is missing")
+            if value is not _NOT_GIVEN:
+                values[name] = checks.converted(name, hints[name], value)
+        return kind(**values)
 
-        def make(**values: Any) -> Any:
-            for name, default in lists.items():
-                values[name] = [word for words in values[name] for word in words] or default
-            for name, value in values.items():
-                if value == "":
-                    raise UsageError(f"{checks.flag(name)}: a value is missing")
-                if value is not _NOT_GIVEN:
-                    values[name] = checks.converted(name, hints[name], value)
-            return kind(**values)
+    make.__doc__ = kind.__doc__
+    return constructors.StructConstructorSpec(make, tuple(specs))
 
-        make.__doc__ = kind.__doc__
-        return constructors.StructConstructorSpec(make, tuple(specs))
 
-    return registry
+def _marks(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
 
 
 def _spec(
-    hint: Any, nargs: Literal[1, "*"], shown: str = ""
+    hint: Any, nargs: Literal[1, "*"] = "*", shown: str = ""
 ) -> constructors.PrimitiveConstructorSpec:
     """How the words after a flag become what `converted` takes, and how --help shows them."""
     kind = checks.bare(hint)
@@ -297,6 +275,3 @@ def _texts_in(module: str) -> dict[str, dict[str, str]]:
                 if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             }
     return texts
-
-
-_TRAINING, _COMMANDS = _registry("*"), _registry(1)

@@ -1,9 +1,6 @@
 """Examine an environment: its spaces, how fast it is, whether it repeats itself, and what a random
-policy earns; then what stands in the way of training, and the remedy.
-
-Everything is played in forks of this process, so that an environment that crashes or hangs is
-described as far as it came.
-"""
+policy earns; then what stands in the way of training, and the remedy. Everything is played in forks
+of this process, so that an environment that crashes or hangs is described as far as it came."""
 
 import base64
 import importlib.metadata
@@ -16,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -45,9 +43,9 @@ _MORE_SECONDS = 120
 _MOST_OF_CHECKER = 4
 # What Gymnasium's checker says of an observation of another dtype, too.
 _NOT_WITHIN = "not within the observation space"
-# What Gymnasium's checker recommends that this package does: it scales actions, and takes any
-# bounds of observations.
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
+# What Gymnasium's checker recommends and this package does: it scales actions, and takes any bounds
+# of observations.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
@@ -91,7 +89,7 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
     episodes are played for this many seconds."""
     slots, environment = environment.slots, replace(environment, simulator="plain", slots=1)
     env_id = environment.env_id
-    found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
+    found, ended = in_fork(partial(_play, environment, seconds))
     # Forks have no thread that its import started here: then each imports it anew.
     if not found.pop("threads", True):
         import_environment(environment)
@@ -118,14 +116,14 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
         beside="" if checked.differs else beside,
         failures=[text for text in (checked.failed, alone) if text],
         notes=[text for text in (checked.unknown, checked.rounded) if text],
-        checker=() if spec.agents else _ask_gymnasium(environment, effort),
+        checker=() if spec.agents else _ask_gymnasium(environment, effort.most_seconds),
     )
 
 
 def _how_it_ended(doing: str, ended: str) -> str:
-    if ended == "SIGALRM":
-        return f"it hangs for more than {_MORE_SECONDS} s while {doing}"
-    return f"it ended its process ({ended}) while {doing}"
+    hangs = ended == "SIGALRM"
+    how = f"hangs for more than {_MORE_SECONDS} s" if hangs else f"ended its process ({ended})"
+    return f"it {how} while {doing}"
 
 
 def _package_of(module: str) -> str:
@@ -144,22 +142,21 @@ def _play(environment: Environment, seconds: float, note: Note, closing: ExitSta
         note({"threads": threading.active_count() > threads})
         began = time.monotonic()
         simulator = plain_simulator(environment)
-        spec = simulator.spec
-        making = time.monotonic() - began
+        spec, env = simulator.spec, simulator.first
+        note({"making_seconds": time.monotonic() - began})
         closing.callback(simulator.close)
-        layers = [simulator.first]
+        layers = [env]
         while layers[-1] is not layers[-1].unwrapped and hasattr(layers[-1], "env"):
             layers.append(layers[-1].env)
         note({"spec": base64.b64encode(codec.encode_description(spec)).decode()})
-        note({"layers": [type(each).__name__ for each in layers], "making_seconds": making})
-        note({"module": type(simulator.first.unwrapped).__module__})
+        note({"module": type(env.unwrapped).__module__})
+        note({"layers": [type(each).__name__ for each in layers]})
         note({"doing": "it was played with random actions"})
-        names: dict[str, int] = {}
-        _collect_names(simulator.first, bool(spec.agents), names)
+        names = _collected_names(env, bool(spec.agents))
         note({"played": random_play(simulator, spec, seconds)})
         note({"action_mask": simulator.masks.found_in, "info": list(names)[:50]})
         if environment.action_mask and spec.choices and not simulator.masks.read:
-            note({"unread": list(_like_masks(spec, names))})
+            note({"unread": _like_masks(spec, names)})
         if not spec.choices:
             note({"doing": "it was played with actions at their bounds"})
             random_play(simulator, spec, seconds / 10, at_bounds=True)
@@ -169,13 +166,12 @@ def _play(environment: Environment, seconds: float, note: Note, closing: ExitSta
         note({"failures": [summary(error)]})
 
 
-def _like_masks(spec: EnvironmentSpec, infos: dict[str, int]) -> Iterator[str]:
+def _like_masks(spec: EnvironmentSpec, infos: dict[str, int]) -> list[str]:
     """What is named like a mask and has a number for each choice; `infos` has sizes by names."""
     parts = [p for p in observation_parts(spec.observation_space) if is_mask(p.space, spec.choices)]
-    count = sum(spec.choices)
-    named = [(f"observation{part.name}", part.name) for part in parts]
-    named += [(f"info[{name!r}]", name) for name, size in infos.items() if size == count]
-    yield from (place for place, name in named if _LIKE_A_MASK.search(name))
+    places = [f"observation{part.name}" for part in parts if _LIKE_A_MASK.search(part.name)]
+    sizes = [(name, size) for name, size in infos.items() if _LIKE_A_MASK.search(name)]
+    return places + [f"info[{name!r}]" for name, size in sizes if size == sum(spec.choices)]
 
 
 def _last_line(cause: str) -> str:
@@ -198,9 +194,9 @@ def random_play(
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
     """
     agents, generator = simulator.agents, acting_generator(repeatable.SEED)
-    returns, lengths, cut, rewards, allowed = [], [], [], [], []
+    returns, lengths, cut, rewards, allowed, played = [], [], [], [], [], []
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
-    steps, longest, stepping, resetting = 0, 0, 0.0, 0.0
+    stepping = resetting = 0.0
 
     def look(when: str, running: np.ndarray) -> None:
         observations = simulator.observations[running]
@@ -210,10 +206,10 @@ def random_play(
         np.minimum(least, observations.min(axis=0), out=least)
         np.maximum(most, observations.max(axis=0), out=most)
 
-    limit, episodes = time.monotonic() + seconds, 0
-    while not episodes or (episodes < _EPISODES and time.monotonic() < limit):
+    limit = time.monotonic() + seconds
+    while not played or (len(played) < _EPISODES and time.monotonic() < limit):
         running, began = np.arange(agents), time.monotonic()
-        simulator.reset(running, np.full(agents, repeatable.SEED + episodes))
+        simulator.reset(running, np.full(agents, repeatable.SEED + len(played)))
         resetting += time.monotonic() - began
         look("reset", running)
         earned, length = np.zeros(agents), 0
@@ -235,14 +231,14 @@ def random_play(
             cut += (~simulator.terminated[running[ended]]).tolist()
             lengths += [length] * int(ended.sum())
             running = running[~ended]
-        episodes, steps, longest = episodes + 1, steps + length, max(longest, length)
+        played.append(length)
     return {
-        "reset_seconds": resetting / episodes,
-        "steps_per_second": steps / max(stepping, 1e-9),
+        "reset_seconds": resetting / len(played),
+        "steps_per_second": sum(played) / max(stepping, 1e-9),
         "truncated": sum(cut),
         "returns": _spread(returns),
         "lengths": _spread(lengths),
-        "longest": longest,
+        "longest": max(played),
         "rewards": _spread(np.concatenate(rewards)),
         "allowed": float(np.mean(allowed)) if allowed else 1.0,
         "observed": [float(least.min()), float(most.max())],
@@ -256,26 +252,28 @@ def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]
     for each in observation_inputs(spec.observation_space):
         if each.space is not None:
             greatest[each.start : each.stop] = 0
-    parts, found = observation_parts(spec.observation_space), []
-    for place in np.argsort(-greatest)[: min(1000, int((greatest > FAR).sum()))]:
-        part = next(each for each in parts if place < each.stop)
-        name = f"observation{part.name}[{place - part.start}]"
-        found.append((name, float(greatest[place])))
-    return found
+    found = [
+        (f"observation{part.name}[{place - part.start}]", float(greatest[place]))
+        for part in observation_parts(spec.observation_space)
+        for place in range(part.start, part.stop)
+        if greatest[place] > FAR
+    ]
+    return sorted(found, key=lambda each: -each[1])[:1000]
 
 
 def _spread(values: Any) -> dict[str, float] | None:
     """How often a number came, and its mean, standard deviation and range."""
-    if not len(values):
-        return None
     array = np.asarray(values, np.float64)
-    spread = {"mean": array.mean(), "std": array.std(), "least": array.min(), "most": array.max()}
-    return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
+    parts = {"mean": np.mean, "std": np.std, "least": np.min, "most": np.max}
+    if not len(array):
+        return None
+    return {"count": len(array)} | {name: float(part(array)) for name, part in parts.items()}
 
 
-def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
-    """Let `names` take those of the entries of `info` that an environment returns from now on, of
-    `several` agents one for each, and the sizes of arrays."""
+def _collected_names(env: Any, several: bool) -> dict[str, int]:
+    """Takes the names of entries of `info` that an environment returns from now on, of `several`
+    agents one for each, and the sizes of arrays."""
+    names: dict[str, int] = {}
 
     def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
         def call(*arguments: Any, **options: Any) -> tuple:
@@ -287,20 +285,21 @@ def _collect_names(env: Any, several: bool, names: dict[str, int]) -> None:
         return call
 
     env.reset, env.step = collecting(env.reset), collecting(env.step)
+    return names
 
 
-def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[str]:
+def _ask_gymnasium(environment: Environment, seconds: int) -> list[str]:
     """What Gymnasium's checker says of the environment without its wrappers."""
 
     def work(note: Note, closing: ExitStack) -> None:
-        signal.alarm(effort.most_seconds)
+        signal.alarm(seconds)
         simulator = plain_simulator(environment)
         closing.callback(simulator.close)
-        texts = []
+        env, texts = simulator.first.unwrapped, []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                check_env(simulator.first.unwrapped, skip_render_check=True, skip_close_check=True)
+                check_env(env, skip_render_check=True, skip_close_check=True)
             except (Exception, SystemExit) as raised:
                 # Some of its assertions say nothing.
                 where = "" if str(raised) else _last_line(traceback_of(raised))
@@ -309,7 +308,6 @@ def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[
         # Without colours and prefix.
         plain = [re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ") for text in texts]
         if any(_NOT_WITHIN in text for text in plain):
-            env = simulator.first.unwrapped
             returned = env.reset(seed=0)[0], env.step(env.action_space.sample())[0]
             own = [text for each in returned for text in _dtypes(env.observation_space, each)]
             # The cause in place of what follows from it.
@@ -317,9 +315,8 @@ def _ask_gymnasium(environment: Environment, effort: repeatable.Effort) -> list[
         note({"texts": list(dict.fromkeys(plain))})
 
     found, ended = in_fork(work)
-    if ended:
-        return [_how_it_ended("Gymnasium's checker played it", ended)]
-    return found.get("texts", [])
+    how = _how_it_ended("Gymnasium's checker played it", ended)
+    return [how] if ended else found.get("texts", [])
 
 
 def _dtypes(space: gymnasium.Space, value: Any, key: str = "") -> Iterator[str]:
@@ -330,13 +327,8 @@ def _dtypes(space: gymnasium.Space, value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(space, spaces.Box) and isinstance(value, np.ndarray):
         fits = space.contains(value.astype(space.dtype))
         if fits and not np.can_cast(value.dtype, space.dtype):
-            yield (
-                f"observation{key} is {value.dtype}, and its Box promises {space.dtype}: return it "
-                f"with .astype(np.{space.dtype})"
-            )
-
-
-# What follows for training
+            text = f"observation{key} is {value.dtype}, and its Box promises {space.dtype}: return "
+            yield f"{text}it with .astype(np.{space.dtype})"
 
 
 class Finding(NamedTuple):
@@ -350,16 +342,16 @@ class Finding(NamedTuple):
 
 def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     """The problems, then the advice; `config` is of a run in the environment."""
-    found = [Finding(True, "fails", text) for text in examined.failures]
-    differing = [text for text in (examined.differs, examined.beside) if text]
-    found += [Finding(True, "repeats", text) for text in differing]
-    if examined.spec is not None and (refused := training_refusal(config, examined.spec)):
-        found.append(Finding(True, "training", refused))
+    spec = examined.spec
+    problems = [("fails", text) for text in examined.failures]
+    problems += [("repeats", text) for text in (examined.differs, examined.beside)]
+    problems.append(("training", "" if spec is None else training_refusal(config, spec)))
     advice = [("notes", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
     advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
-    return found + [Finding(False, *each) for each in advice]
+    both = ((True, problems), (False, advice))
+    return [Finding(problem, *each) for problem, texts in both for each in texts if each[1]]
 
 
 def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -378,37 +370,34 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
             remedy = f"Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
         yield "time limit", f"{text}. {remedy}"
     if examined.unread:
-        yield (
-            "masks",
-            f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
-            'read; a --wrapper of your own may put it into info["action_mask"]',
-        )
-    if text := about_goals(spec):
-        yield "goals", text
+        text = f"{' and '.join(examined.unread)}: if it says which actions are allowed, it is not "
+        text += 'read; a --wrapper of your own may put it into info["action_mask"]'
+        yield "masks", text
+    yield "goals", about_goals(spec)
 
 
 def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
     """Topics and sentences about what a random policy met."""
     if (played := examined.played) is None:
         return
-    rewards = played["rewards"]
-    if played["far"]:
-        name, value = played["far"][0]
-        yield (
-            "observations",
-            f"{len(played['far'])} of the numbers go beyond {FAR:.0f}, {name} up to {value:,.0f}: "
-            "--normalize-observations True where the algorithm has it, or a --wrapper of your own",
+    if far := played["far"]:
+        name, value = far[0]
+        text = f"{len(far)} of the numbers go beyond {FAR:.0f}, {name} up to {value:,.0f}: "
+        text += (
+            "--normalize-observations True where the algorithm has it, or a --wrapper of your own"
         )
+        yield "observations", text
+    rewards = played["rewards"]
     largest = max(abs(rewards["least"]), abs(rewards["most"]))
     if not largest:
-        yield (
-            "rewards",
+        text = (
             f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
-            "begins like one: reward what leads there (--reward), or let episodes begin nearer",
         )
+        text += "begins like one: reward what leads there (--reward), or let episodes begin nearer"
+        yield "rewards", text
     elif largest > FAR:
-        yield (
-            "rewards",
-            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
-            "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
+        text = (
+            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or scale "
         )
+        text += "it in a --wrapper of your own (gymnasium.wrappers.TransformReward)"
+        yield "rewards", text

@@ -28,17 +28,11 @@ _LINE_SECONDS = 30.0
 
 
 class SideRun:
-    """One of several runs side by side.
-
-    Attributes:
-        name: in the lines about it.
-        folder: its run folder.
-        words: of its command line.
-        prints: the file with what its process prints.
-        process: None before it begins.
-    """
+    """One of several runs side by side: `name` is in the lines about it, `prints` is the file with
+    what its process prints, and `process` is None before it begins."""
 
     def __init__(self, name: str, folder: Path, words: Sequence[str]) -> None:
+        """`words` are those of its command line, `folder` is its run folder."""
         self.name, self.folder, self.words = name, folder, tuple(words)
         self.prints = folder.with_suffix(".txt")
         self.process: subprocess.Popen[bytes] | None = None
@@ -69,11 +63,9 @@ class SideRun:
         text = "no iteration yet"
         if row is not None and row.last is not None:
             text = f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
-        if code is None:
-            return text
-        if code == 0:
-            return f"done; {text}"
-        return "; ".join([f"ended with exit code {code}", text, *self.errors()[-1:]])
+        if code:
+            return "; ".join([f"ended with exit code {code}", text, *self.errors()[-1:]])
+        return text if code is None else f"done; {text}"
 
     def errors(self) -> list[str]:
         """The lines with errors that it printed."""
@@ -121,10 +113,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
     """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
     run that fails does not end the others, and one that has begun goes on; all are saved at `stop`.
-
-    Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
-    has --seed, too, or if a folder cannot be used.
-    """
+    Returns the exit code. Raises UsageError if there is --seed, too, or a folder cannot be used."""
     if any(word.partition("=")[0] == "--seed" for word in arguments):
         raise UsageError("--seed: --seeds takes its place; leave one of the two out")
     check_output(config)
@@ -142,18 +131,16 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     shown = path_to_show(folder.absolute(), Path.cwd())
     say(f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers}: see seed-N.txt")
     supervise(runs, at_once, stop)
-    rows = [run.row() for run in runs]
-    table = [
-        (seed, row.env_steps, row.last, row.best, row.state, row.run)
-        if row is not None
-        else (seed, 0, None, None, "not begun", run.folder)
-        for seed, run, row in zip(config.output.seeds, runs, rows, strict=True)
-    ]
+    table = []
+    for seed, run in zip(config.output.seeds, runs, strict=True):
+        row = run.row()
+        own = row and (row.env_steps, row.last, row.best, row.state, row.run)
+        table.append((seed, *(own or (0, None, None, "not begun", run.folder))))
     say(f"\n{grid(('seed', 'env steps', 'last', 'best', 'state', 'run'), table)}\n")
     failed = [run for run in runs if run.process is not None and run.process.returncode]
     if failed and not stop.is_set():
         warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
-    if any(rows):
+    if any(run.row() for run in runs):
         quoted = shlex.quote(str(shown))
         plot, runs_ = typed(f"plot {quoted}"), typed(f"runs {quoted}")
         say(f"Compare them:\n  {plot}\n  {runs_}")

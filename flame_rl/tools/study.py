@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,10 +18,9 @@ import msgspec
 
 from flame_rl.backends.select import make_backend
 from flame_rl.run.folder import CONFIG_NAME
-from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag, names_of, suggestion
+from flame_rl.settings.checks import Count, CountOrZero, check_fields, did_you_mean, flag, names_of
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
-from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, write_atomically
 from flame_rl.system.signals import StopSignal
@@ -122,24 +121,20 @@ class Study(TuneFlags):
             with open_regular(path) as file:
                 return msgspec.json.decode(file.read(), type=cls)
         except FileNotFoundError as error:
-            raise UsageError(
-                f"--resume: {folder} holds no study: there is no {_STUDY_NAME}"
-            ) from error
+            text = f"--resume: {folder} holds no study: there is no {_STUDY_NAME}"
+            raise UsageError(text) from error
         except (OSError, ValueError, RecursionError, UsageError) as error:
             raise UsageError(f"--resume: {path} is no study: {error}") from error
 
     @property
     def fixed(self) -> dict[str, object]:
         """What a resumed study may not change, as in JSON."""
-        return {
-            name: value
-            for name, value in msgspec.json.decode(msgspec.json.encode(asdict(self))).items()
-            if flag(name) not in MAY_CHANGE
-        }
+        values = msgspec.json.decode(msgspec.json.encode(self))
+        return {name: values[name] for name in values if flag(name) not in MAY_CHANGE}
 
     def write(self, folder: Path) -> None:
         """Write study.json. Raises OSError."""
-        text = msgspec.json.format(msgspec.json.encode(asdict(self)))
+        text = msgspec.json.format(msgspec.json.encode(self))
         write_atomically(folder / _STUDY_NAME, text + b"\n")
 
 
@@ -153,7 +148,6 @@ class Search:
         config: of the first trial.
         ranges: of the settings that are searched, by field.
         words: of every trial, without those settings.
-        plain: the configuration that `words` give.
     """
 
     folder: Path
@@ -161,7 +155,6 @@ class Search:
     config: TrainConfig
     ranges: dict[str, Range]
     words: tuple[str, ...]
-    plain: TrainConfig
 
     @classmethod
     def of(cls, study: Study, config: TrainConfig, folder: Path = Path()) -> Search:
@@ -172,17 +165,12 @@ class Search:
             raise UsageError("--seeds: all trials have the one --seed; train the best with others")
         ranges = ranges_of(config, flags_of(study.words), study.search)
         words = without(study.words, list(map(flag, ranges)))
-        return cls(folder, study, config, ranges, tuple(words), parse(words)[0])
-
-    @property
-    def env_steps(self) -> int:
-        """Of a trial."""
-        return self.config.experiment.env_steps
+        return cls(folder, study, config, ranges, tuple(words))
 
     @property
     def final_env_steps(self) -> int:
         """Of each run of the final."""
-        return self.study.final_env_steps or _LONGER * self.env_steps
+        return self.study.final_env_steps or _LONGER * self.config.experiment.env_steps
 
     @property
     def final_seeds(self) -> range:
@@ -194,15 +182,18 @@ class Search:
         """A trial's settings, which its run has: numbers that can be typed, with three digits."""
         if trial.number == 0:
             return trial.params
-        return {name: _rounded(trial.params[name], each) for name, each in self.ranges.items()}
+        settings = {name: trial.params[name] for name in self.ranges}
+        for name, value in settings.items():
+            if isinstance(value, float):
+                span = self.ranges[name]
+                settings[name] = min(max(float(f"{value:.3g}"), span.low), span.high)
+        return settings
 
     def command(self, trial: FrozenTrial, final: bool = False) -> list[str]:
-        """The words of a trial's run, or of one of the final without its seed; what the run has
-        anyhow is left out."""
+        """The words of a trial's run, or of one of the final without its seed."""
         words = list(self.words)
         for name, value in self.settings_of(trial).items():
-            if value != value_of(self.plain, name):
-                words += [flag(name), *str(value).split()]
+            words += [flag(name), *str(value).split()]
         if not final:
             return words
         # Runs of the final are all as long.
@@ -215,23 +206,19 @@ class Search:
             words += ["--evaluate-episodes", str(_EPISODES)]
         return words
 
-    def trial_run(self, trial: FrozenTrial) -> SideRun:
-        """The run of a trial, which begins, or goes on if it has begun."""
-        name = f"trial-{trial.number:03}"
-        return self._run(f"trial {trial.number}", name, self.command(trial))
-
-    def final_run(self, trial: FrozenTrial, seed: int) -> SideRun:
-        """The run of the final with a trial's settings and a seed."""
-        name = f"final-{trial.number:03}-seed-{seed}"
-        words = [*self.command(trial, final=True), "--seed", str(seed)]
-        return self._run(f"trial {trial.number} with seed {seed}", name, words)
-
-    def _run(self, name: str, folder: str, words: Sequence[str]) -> SideRun:
+    def run(self, trial: FrozenTrial, seed: int | None = None) -> SideRun:
+        """The run of a trial, or of the final with a trial's settings and a seed; it begins, or
+        goes on if it has begun."""
+        name, folder, words = f"trial {trial.number}", f"trial-{trial.number:03}", []
+        if seed is not None:
+            name, folder = f"{name} with seed {seed}", f"final-{trial.number:03}-seed-{seed}"
+            words = ["--seed", str(seed)]
         place = self.folder / folder
-        begun = ["--resume", str(place)] if (place / CONFIG_NAME).exists() else None
+        words = [*self.command(trial, final=seed is not None), *words, "--output", str(place)]
+        if (place / CONFIG_NAME).exists():
+            words = ["--resume", str(place)]
         workers = share_of(self.config.execution.workers, self.study.parallel)
-        own = begun or [*words, "--output", str(place)]
-        return SideRun(name, place, [*own, "--workers", str(workers)])
+        return SideRun(name, place, [*words, "--workers", str(workers)])
 
 
 def flags_of(words: Sequence[str]) -> list[str]:
@@ -239,31 +226,15 @@ def flags_of(words: Sequence[str]) -> list[str]:
     return [w.partition("=")[0].replace("_", "-") for w in words if w.startswith("--")]
 
 
-def _rounded(value: Value, span: Range) -> Value:
-    """A number that can be typed, with three digits."""
-    if not isinstance(value, float) or not isinstance(span, Span):
-        return value
-    return min(max(float(f"{value:.3g}"), span.low), span.high)
-
-
 def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) -> dict[str, Range]:
-    """The settings to search, by field, each with its range, widened to the value in `config`.
-
-    Args:
-        config: where the search begins.
-        given: flags of the command line; what they set is not searched.
-        search: names of flags, which are searched even if they are given; none: all that are not.
-
-    Raises:
-        UsageError: a name in `search` is no setting with a range.
-    """
+    """The settings to search, by field, with ranges that hold the value in `config`: those named in
+    `search`, or else all that no flag in `given` sets. Raises UsageError for others."""
     fields = [*names_of(type(config.algorithm)), *names_of(type(config.experiment))]
     known = [name for name in fields if name in RANGES]
     named = [name.lstrip("-").replace("-", "_") for name in search]
     for name in named:
         if name not in known:
-            nearest = suggestion(name, known)
-            more = f"did you mean {nearest}?" if nearest else f"there are {', '.join(known)}"
+            more = did_you_mean(name, known, f"there are {', '.join(known)}")
             raise UsageError(f"--search: {name!r} has no range; {more}")
     # A setting that is none has no effect, such as steps_per_iter beside episodes_per_iter.
     wanted = named or [

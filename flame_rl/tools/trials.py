@@ -29,7 +29,7 @@ from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.errors import RunError, UsageError, say
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.side_runs import SideRun, supervise
-from flame_rl.tools.study import Search, Span, value_of
+from flame_rl.tools.study import Range, Search, Span, value_of
 
 TRIALS_NAME = "trials.log"
 # What the journal keeps of study.json.
@@ -57,8 +57,7 @@ warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
 class Final(NamedTuple):
-    """How good the settings of a trial are in the final: the score of each seed, and the mean; None
-    where a run is not at its end."""
+    """The score of each seed with a trial's settings, and their mean; None of unfinished runs."""
 
     trial: FrozenTrial
     scores: list[float | None]
@@ -68,7 +67,7 @@ class Final(NamedTuple):
 def open_study(search: Search) -> optuna.Study:
     """The study in its journal, which begins with the first trial's settings. Raises UsageError if
     the file is damaged."""
-    path = search.folder / TRIALS_NAME
+    path, fixed = search.folder / TRIALS_NAME, search.study.fixed
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
@@ -81,11 +80,11 @@ def open_study(search: Search) -> optuna.Study:
             pruner=_PRUNERS[search.study.pruner],
             load_if_exists=True,
         )
-        wanted = _distributions(search)
+        wanted = {name: _distribution(search.ranges[name]) for name in search.ranges}
         if any(each.distributions not in ({}, wanted) for each in study.trials):
             raise ValueError("it has other settings, or other ranges")
         if not study.trials:
-            study.set_user_attr(_BEGAN, search.study.fixed)
+            study.set_user_attr(_BEGAN, fixed)
             study.enqueue_trial({name: value_of(search.config, name) for name in search.ranges})
     except OSError:
         raise
@@ -93,13 +92,13 @@ def open_study(search: Search) -> optuna.Study:
         raise UsageError(
             f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another"
         ) from error
-    began = study.user_attrs.get(_BEGAN, search.study.fixed)
-    for name, now in search.study.fixed.items():
-        if began[name] != now:
-            raise UsageError(
-                f"--resume: study.json has the {name} {now}, and the study began with "
-                f"{began[name]}; write it back, or begin another study"
-            )
+    began = study.user_attrs.get(_BEGAN, fixed)
+    if changed := [name for name in fixed if fixed[name] != began[name]]:
+        name = changed[0]
+        raise UsageError(
+            f"--resume: study.json has the {name} {fixed[name]}, and the study began with "
+            f"{began[name]}; write it back, or begin another study"
+        )
     return study
 
 
@@ -108,19 +107,13 @@ def begin_trial(search: Search, study: optuna.Study) -> optuna.Trial:
     number = len(study.get_trials(states=_BEGUN))
     own = np.random.SeedSequence(search.config.experiment.seed, spawn_key=(number,))
     study.sampler = optuna.samplers.TPESampler(seed=int(own.generate_state(1)[0]))
-    return study.ask(_distributions(search))
+    return study.ask({name: _distribution(search.ranges[name]) for name in search.ranges})
 
 
 def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
-    """Run the trials that are not finished, or save them once `stop` is set.
-
-    Returns:
-        The finished trials, by number.
-
-    Raises:
-        RunError: trials fail from the first on.
-        UsageError: the command has a mistake, which the first trial found, or a file is damaged.
-    """
+    """Run the trials that are not finished, or save them once `stop` is set. Returns the finished
+    ones, by number. Raises RunError where trials fail from the first on, and UsageError where the
+    command has a mistake, which the first trial found, or a file is damaged."""
     study = open_study(search)
     playing = deque(
         _play(search, study, optuna.Trial(study, each._trial_id), len(each.intermediate_values))
@@ -153,14 +146,13 @@ def _play(
 ) -> Iterator[Literal["waits", "looked at"]]:
     """Play a trial on from the rungs that are reported, and save its run whatever ends it. Yields
     "looked at" after each rung but the last, and "waits" until it comes to one."""
-    run, rung = search.trial_run(trial), min(reported, RUNGS - 1) + 1
+    run, rung = search.run(trial), min(reported, RUNGS - 1) + 1
     try:
         while rung <= RUNGS:
-            code = None if run.process is None else run.process.poll()
             value = None
             if run.process is None:
                 run.start()
-            elif code:
+            elif code := run.process.poll():
                 _fail(study, trial, run)
                 break
             # What was trained is saved before it counts as finished.
@@ -207,7 +199,7 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
     """The mean of the returns within a tenth of all env steps before a rung; None if the run has
     not come so far. They are those of evaluations where the trials have some."""
     evaluated = search.config.experiment.evaluate_every is not None
-    total = search.env_steps
+    total = search.config.experiment.env_steps
     try:
         columns = read_columns(folder / (EVALUATIONS_NAME if evaluated else METRICS_NAME))
     except (OSError, ValueError) as error:
@@ -229,12 +221,12 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
 def run_finals(search: Search, best: Sequence[FrozenTrial], stop: StopSignal) -> list[Final]:
     """Run the final, as far as it is not done, or save its runs once `stop` is set; `best` are the
     trials that were trained to their end, the best first. Returns the finalists, the best first."""
-    chosen = best[: search.study.finalists]
-    runs = [[search.final_run(trial, seed) for seed in search.final_seeds] for trial in chosen]
-    left = [run for some in runs for run in some if _score_of(run) is None]
+    chosen, seeds = best[: search.study.finalists], search.final_seeds
+    runs = [(trial, [search.run(trial, seed) for seed in seeds]) for trial in chosen]
+    left = [run for _, some in runs for run in some if _score_of(run) is None]
     supervise(left, search.study.parallel, stop)
     finals = []
-    for trial, some in zip(chosen, runs, strict=True):
+    for trial, some in runs:
         scores = [_score_of(run) for run in some]
         finals.append(Final(trial, scores, None if None in scores else statistics.fmean(scores)))
     # A run that failed counts as the worst that there is.
@@ -272,13 +264,9 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
     return drawn
 
 
-def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
-    found: dict[str, distributions.BaseDistribution] = {}
-    for name, span in search.ranges.items():
-        if not isinstance(span, Span):
-            found[name] = distributions.CategoricalDistribution(span)
-            continue
-        whole = isinstance(span.low, int)
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-        found[name] = kind(span.low, span.high, log=span.log)
-    return found
+def _distribution(span: Range) -> distributions.BaseDistribution:
+    if not isinstance(span, Span):
+        return distributions.CategoricalDistribution(span)
+    whole = isinstance(span.low, int)
+    kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+    return kind(span.low, span.high, log=span.log)

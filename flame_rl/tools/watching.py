@@ -3,13 +3,13 @@
 import contextlib
 import ctypes.util
 import importlib
+import itertools
 import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,12 @@ def show(
     several agents one for each. They equal an evaluation's to the bit.
 
     Args:
-        snapshot, request: the policy, and its episodes.
         video: the film to write, .mp4 or .gif; None: a window.
         stop: checked after every step.
         on_step: called after every step is shown.
 
-    Raises:
-        UsageError: the environment cannot be drawn, or the film cannot be written.
-        RunError: the environment failed.
-        Interrupted: `stop` was set; the film shows what was played until then.
+    Raises UsageError if the environment cannot be drawn or the film not be written, RunError if the
+    environment failed, and Interrupted if `stop` was set; the film shows what was played till then.
     """
     if video is not None and not has_display():
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
@@ -71,9 +68,7 @@ def show(
         closing.callback(simulator.close)
         looks = []  # a window is drawn by the environment's own reset and step
         if video is not None:
-            film = Film(video, simulator.first)
-            closing.callback(film.close)
-            looks.append(film.add)
+            looks.append(closing.enter_context(filming(video, simulator.first)))
         simulator.reset = _shown(simulator.reset, *looks)
         simulator.step = _shown(simulator.step, *looks, on_step)
         for index in request.indices:
@@ -102,43 +97,39 @@ def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[.
     return do
 
 
-class Film:
-    """A film of an environment, complete on disk after `close`: H.264 in an .mp4; a .gif has at
-    most 50 pictures per second, each at most 320 pixels wide."""
+@contextlib.contextmanager
+def filming(path: Path, env: Any) -> Iterator[Callable[[], None]]:
+    """Within the block, each call adds a picture of an environment to a film, which is complete at
+    its end: H.264 in an .mp4; a .gif has at most 50 pictures per second, each at most 320 pixels
+    wide. Raises UsageError if `path` cannot be that of a film, or if a package is missing."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
+    refuse_unless_file(path, "--video: ")
+    fps = float(env.metadata.get("render_fps") or _FPS)
+    every, max_width = 1, math.inf
+    # Colours are stored at half the resolution, so sizes must be even.
+    options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
+    if suffix == ".gif":
+        every, max_width = math.ceil(fps / _GIF_FPS), _GIF_WIDTH
+        options = {"duration": 1000 * every / fps, "loop": 0, "bits": 8}
+    else:
+        require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
+    counter, writer, size = itertools.count(), None, None
 
-    def __init__(self, path: Path, env: Any) -> None:
-        """Write nothing before the first picture. Raises UsageError if `path` cannot be that of a
-        film, or if a package is missing."""
-        suffix = path.suffix.lower()
-        if suffix not in SUFFIXES:
-            raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
-        refuse_unless_file(path, "--video: ")
-        fps = float(env.metadata.get("render_fps") or _FPS)
-        self._every, self._max_width = 1, math.inf
-        # Colours are stored at half the resolution, so sizes must be even.
-        options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
-        if suffix == ".gif":
-            self._every, self._max_width = math.ceil(fps / _GIF_FPS), _GIF_WIDTH
-            options = {"duration": 1000 * self._every / fps, "loop": 0, "bits": 8}
-        else:
-            require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
-        self._open = partial(imageio.get_writer, path, **options)
-        self._env, self._count, self._writer = env, 0, None
+    def add() -> None:
+        nonlocal writer, size
+        if next(counter) % every:
+            return
+        image = Image.fromarray(_picture(env))
+        image = image.reduce(max(1, math.ceil(image.width / max_width)))
+        if writer is None:  # nothing is written before the first picture
+            writer, size = closing.enter_context(imageio.get_writer(path, **options)), image.size
+        # A film has one size; an environment's pictures may change theirs.
+        writer.append_data(np.asarray(ImageOps.pad(image, size)))
 
-    def add(self) -> None:
-        """Draw the next picture, if the film keeps it."""
-        if self._count % self._every == 0:
-            image = Image.fromarray(_picture(self._env))
-            image = image.reduce(max(1, math.ceil(image.width / self._max_width)))
-            if self._writer is None:
-                self._writer, self._size = self._open(), image.size
-            # A film has one size; an environment's pictures may change theirs.
-            self._writer.append_data(np.asarray(ImageOps.pad(image, self._size)))
-        self._count += 1
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    with contextlib.ExitStack() as closing:
+        yield add
 
 
 def _picture(env: Any) -> np.ndarray:
@@ -157,12 +148,10 @@ def _picture(env: Any) -> np.ndarray:
 
 def _cannot_draw(error: BaseException) -> UsageError:
     """The error for the user, with a remedy if a package is missing."""
+    why = f"{type(error).__name__}: {error}"
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
-        return UsageError(
-            f"the environment cannot be drawn: {error}. `{installs(GROUP)}` "
-            "installs what Gymnasium's classic control needs"
-        )
-    return UsageError(f"the environment cannot be drawn: {type(error).__name__}: {error}")
+        why = f"{error}. `{installs(GROUP)}` installs what Gymnasium's classic control needs"
+    return UsageError(f"the environment cannot be drawn: {why}")
 
 
 def drawing_simulator(environment: messages.Environment, mode: str) -> EnvironmentsSimulator:

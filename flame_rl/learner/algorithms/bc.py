@@ -5,7 +5,7 @@ Autonomous Navigation"): supervised learning of what was demonstrated.
     minimise  mean_t [ |a_t - mu(s_t)|^2 / 2 ]           a deterministic policy mu
 
 An update makes several epochs over all demonstrations. In a run of bc every update does; with
-reinforce, a2c and ppo the first one, see `OnPolicyAlgorithm`.
+reinforce, a2c and ppo the first one, see demonstrations/cloning.py.
 """
 
 from __future__ import annotations

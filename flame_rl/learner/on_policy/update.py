@@ -1,5 +1,4 @@
-"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots, KL limit, and
-cloning demonstrations first."""
+"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots and KL limit."""
 
 from __future__ import annotations
 
@@ -7,12 +6,10 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.learner import Algorithm, load_part, state_of
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
@@ -24,7 +21,7 @@ from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.on_policy.own_losses import add_auxiliary, every_output, own_policy_loss
 from flame_rl.learner.own_model import model_of
-from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
+from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.autograd import name_of
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.network import Network, Samples
@@ -34,9 +31,6 @@ from flame_rl.modules.networks import SharedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
-
-if TYPE_CHECKING:
-    from flame_rl.learner.demonstrations.files import Demonstrations
 
 # Metrics of every algorithm here, of those that train values, and of the KL limit.
 _POLICY = ("loss", "gradient_norm", "policy_entropy")
@@ -55,39 +49,22 @@ Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator],
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """An on-policy algorithm. With demonstrations, its first update clones them, and fits the
-    values to their returns: the first iteration's episodes, of a policy that has learned nothing
-    yet, are not learned from.
+    """An on-policy algorithm.
 
     Attributes:
         config: the run's settings.
         networks: policy and values.
         collector: with --overlap, the policy of one update ago, which collects the next iteration;
             else None.
-        cloned: 1 after the demonstrations were cloned; a part where there are any.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        spec: EnvironmentSpec,
-        update: Update,
-        demonstrations: Demonstrations | None = None,
-    ) -> None:
-        """Make new networks. Raises UsageError as own_losses.py does, and for demonstrations where
-        policies are a step behind."""
-        overlap = config.algorithm.overlap
-        if demonstrations is not None and overlap:
-            raise UsageError(
-                "--overlap: the second iteration would be played by the policy from before the "
-                "demonstrations were cloned; leave the flag out"
-            )
-        self.config, self._update, self.demonstrations = config, update, demonstrations
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, update: Update) -> None:
+        """Make new networks. Raises UsageError as own_losses.py does."""
+        self.config, self._update, self.collector = config, update, None
         own_loss = own_policy_loss(config.algorithm)
         self.networks = make_actor_critic(config, spec)
         self.networks.given_loss = own_loss
-        self.cloned, self.collector = Counter(), None
-        if overlap:
+        if config.algorithm.overlap:
             module = copy.deepcopy(self.networks.policy.module)
             flat_parameters(module)  # compiled code needs them in one array
             acts = module.policy if isinstance(module, SharedNetwork) else module
@@ -96,8 +73,7 @@ class OnPolicyAlgorithm(Algorithm):
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
         collector = {} if self.collector is None else {"collector": self.collector.module}
-        cloned = {} if self.demonstrations is None else {"cloned": self.cloned}
-        return self.networks.parts | collector | cloned
+        return self.networks.parts | collector
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -120,33 +96,16 @@ class OnPolicyAlgorithm(Algorithm):
         """Train the networks on all episodes; see `Algorithm.update`."""
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         try:
-            if self.demonstrations is not None and not self.cloned.count:
-                metrics = self._clone(generator, decay)
-            else:
-                metrics = self._improve(episodes, generator, decay)
+            metrics = self.improve(episodes, generator, decay)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
             values = self.networks.finish()
         return metrics | values
 
-    def _clone(self, generator: np.random.Generator, decay: float) -> dict[str, float]:
-        """Learn from the demonstrations; `decay` is the factor of learning rates."""
-        networks, settings = self.networks, self.config.algorithm
-        batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
-        networks.statistics.add_observations(batch.observations)
-        batch = networks.prepare(batch)
-        if settings.trains_values:
-            returns = batch.estimated_returns(self.config.experiment.gamma)
-            networks.statistics.add_returns(returns)
-            rate = settings.value_learning_rate * decay
-            networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
-        self.cloned.count = 1
-        return bc(networks, batch, self.config, decay, generator)
-
-    def _improve(
+    def improve(
         self, episodes: Episodes, generator: np.random.Generator, decay: float
     ) -> dict[str, float]:
-        """Learn from the iteration's episodes."""
+        """Learn from the iteration's episodes; `decay` is the factor of learning rates."""
         networks = self.networks
         batch = make_batch(episodes, networks.remembers, networks.frames)
         samples = policy_samples(batch)
