@@ -180,26 +180,30 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
     for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
         for place in (*sys.path, "."):
             path = Path(place, *module.split("."))
-            if module and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
-                what = f"its config.json names the module {module}, which"
-                _refuse_inside(folder, place, path, what)
+            # Asked first: other places may be closed to this user.
+            inside = module and _lies_in(folder, place, path)
+            if inside and (path.is_dir() or any(path.parent.glob(f"{path.name}.*"))):
+                raise _untrusted(folder, f"its config.json names the module {module}, which")
 
 
 def refuse_model_in(folder: Path, config: TrainConfig) -> None:
     """The same of the file with the networks."""
     own = config.experiment.model or Path("model.py")
-    if own.is_file():
-        _refuse_inside(folder, own.parent, own, f"the networks' file {own}")
+    if own.is_file() and _lies_in(folder, own.parent, own):
+        raise _untrusted(folder, f"the networks' file {own}")
 
 
-def _refuse_inside(folder: Path, place: str | Path, path: Path, what: str) -> None:
-    """Raise UsageError if `path`, which is below `place`, or what it links to is in the folder."""
+def _lies_in(folder: Path, place: str | Path, path: Path) -> bool:
+    """Whether a path below `place` is in the folder, or what it links to."""
     here = Path(place).resolve() / path.relative_to(place)
-    if any(each.is_relative_to(folder.resolve()) for each in (here, path.resolve())):
-        raise UsageError(
-            f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
-            "--trust (trust=True in Python) if you trust it"
-        )
+    return any(each.is_relative_to(folder.resolve()) for each in (here, path.resolve()))
+
+
+def _untrusted(folder: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
+        "--trust (trust=True in Python) if you trust it"
+    )
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:

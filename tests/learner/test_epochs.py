@@ -43,13 +43,13 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fails", ["on_policy.update.shrink_until_close", "on_policy.update.bc", "descend"]
+    "fails", ["on_policy.update.shrink_until_close", "demonstrations.cloning.bc", "descend"]
 )
 def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     """Whoever restores the networks then must not do so while another thread writes them."""
     spec = EnvironmentSpec("X-v0", *(spaces.Box(-1, 1, (n,), np.float32) for n in (3, 2)))
     options = {"algorithm": "reinforce", "hidden_sizes": (16, 16)}
-    if fails == "on_policy.update.bc":
+    if fails == "demonstrations.cloning.bc":
         options["demonstrations"] = demonstrations_for(spec.action_space, spec.observation_space)
     learner = make_learner(spec, **options)
     begun, may_end, finished = threading.Event(), threading.Event(), []
