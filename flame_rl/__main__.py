@@ -63,8 +63,11 @@ def run_command(words: list[str]) -> int:
     if words and not words[0].startswith("-"):
         name, *words = words
         if name not in COMMANDS:
+            from flame_rl.settings.checks import did_you_mean
+
+            there = f"there are {', '.join(COMMANDS)}."
             raise UsageError(
-                f"{name}: no command; there are {', '.join(COMMANDS)}, and without one, training: "
+                f"{name}: no command; {did_you_mean(name, COMMANDS, there)} Without one, training: "
                 f"{typed('--env ant')}"
             )
     # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.

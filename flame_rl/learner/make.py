@@ -137,7 +137,10 @@ def _acting(policy: nn.Module, spec: EnvironmentSpec) -> ActingPolicy:
     observations or actions."""
     for name in ("outputs", "snapshot"):
         if not hasattr(policy, name):
-            raise UsageError(f"model.py: the policy, {type(policy).__name__}, has no {name}()")
+            raise UsageError(
+                f"model.py: the policy, {type(policy).__name__}, has no {name}(); return one of "
+                "flame_rl.modules.networks, such as CategoricalPolicy (docs/python.md)"
+            )
     snapshot = policy.snapshot()
     is_one = isinstance(snapshot, PolicySnapshot)
     if not is_one or not all(isinstance(each, Layer) for each in snapshot.layers):

@@ -1,6 +1,7 @@
 """Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
 progress bar."""
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ class ConsoleReporter:
         self._config, self._spec, self._done = config, spec, done
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
+        self._left_said_at: float | None = None
         self._last: results.IterationResult | None = None
         # A line about the latest evaluation, and the same until it is printed.
         self._evaluation = self._unsaid = ""
@@ -62,7 +64,6 @@ class ConsoleReporter:
         if (beyond := results.beyond_atoms(self._config, result)) and not self._told_of_atoms:
             self._told_of_atoms = True
             self.say(f"  {beyond}")
-        first = result.iteration == self._done.iterations
         last = results.ended(self._experiment, result.totals)
         late = self._reported_at - self._said_at >= LINE_EVERY_SECONDS
         if result.iteration % LINE_EVERY == 0 or last or late:
@@ -77,8 +78,11 @@ class ConsoleReporter:
                 self.say(self._unsaid)
                 self._unsaid = ""
         # A bar shows what is left all the time.
-        if self._bar is None and (first or late) and self._seconds_left() >= LINE_EVERY_SECONDS:
-            self.say(f"  {self._left()}")
+        if self._bar is None and self._seconds_left() >= LINE_EVERY_SECONDS:
+            since = self._reported_at - (self._left_said_at or -math.inf)
+            if since >= LINE_EVERY_SECONDS:
+                self._left_said_at = self._reported_at
+                self.say(f"  {self._left()}")
         if self._config.output.verbose:
             self.say(details(result))
 
@@ -193,8 +197,9 @@ class ConsoleReporter:
             self._bar.update(self._bar.task, **shown)
 
     def _seconds_left(self) -> float:
-        """Until the end of the run, by its speed so far; 0 before the first iteration has ended."""
-        if self._last is None:
+        """Until the end of the run, by its speed so far; 0 before the first iteration has ended,
+        and during a warm-up, which is quicker than all that follows."""
+        if self._last is None or self._last.losses.get("gradient_steps") == 0:
             return 0.0
         begun = results.progress(self._experiment, self._done)
         done = results.progress(self._experiment, self._last.totals)
@@ -203,7 +208,8 @@ class ConsoleReporter:
 
     def _left(self) -> str:
         seconds = self._seconds_left()
-        return f"about {duration_in_words(seconds)} left" if seconds >= 1 else ""
+        at_most = "" if self._experiment.stop_at is None else "at most "
+        return f"{at_most}about {duration_in_words(seconds)} left" if seconds >= 1 else ""
 
 
 def details(result: results.IterationResult) -> str:

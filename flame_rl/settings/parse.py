@@ -165,6 +165,8 @@ def _no_flag(word: str, fields: list[str], algorithm: str = "") -> UsageError:
     if algorithm and (owners := owners_of(field, algorithm)):
         return UsageError(f"{name}: {owners}")
     more = checks.did_you_mean(name, map(checks.flag, fields), "--help lists them all")
+    if name.replace("_", "-") in ("--total-timesteps", "--timesteps", "--total-steps"):
+        more = "did you mean --env-steps?"
     return UsageError(f"{name}: there is no such flag; {more}")
 
 

@@ -309,7 +309,7 @@ def _ask_gymnasium(environment: Environment, seconds: int) -> list[str]:
         plain = [re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ") for text in texts]
         if any(_NOT_WITHIN in text for text in plain):
             returned = env.reset(seed=0)[0], env.step(env.action_space.sample())[0]
-            own = [text for each in returned for text in _dtypes(env.observation_space, each)]
+            own = [text for each in returned for text in _not_within(env.observation_space, each)]
             # The cause in place of what follows from it.
             plain = own + [text for text in plain if not own or _NOT_WITHIN not in text]
         note({"texts": list(dict.fromkeys(plain))})
@@ -319,16 +319,22 @@ def _ask_gymnasium(environment: Environment, seconds: int) -> list[str]:
     return [how] if ended else found.get("texts", [])
 
 
-def _dtypes(space: gymnasium.Space, value: Any, key: str = "") -> Iterator[str]:
-    """What an observation's arrays have that Gymnasium does not take for their space's dtype."""
+def _not_within(space: gymnasium.Space, value: Any, key: str = "") -> Iterator[str]:
+    """Why an observation is not in its space: an array's dtype, or a number beyond the bounds."""
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
-            yield from _dtypes(inner, value[name], f"{key}[{name!r}]")
+            yield from _not_within(inner, value[name], f"{key}[{name!r}]")
     elif isinstance(space, spaces.Box) and isinstance(value, np.ndarray):
-        fits = space.contains(value.astype(space.dtype))
-        if fits and not np.can_cast(value.dtype, space.dtype):
-            text = f"observation{key} is {value.dtype}, and its Box promises {space.dtype}: return "
-            yield f"{text}it with .astype(np.{space.dtype})"
+        cast, promised = value.astype(space.dtype), f"and its Box promises {space.dtype}"
+        if space.contains(cast) and not np.can_cast(value.dtype, space.dtype):
+            remedy = f"return it with .astype(np.{space.dtype})"
+            yield f"observation{key} is {value.dtype}, {promised}: {remedy}"
+        if cast.shape == space.shape:
+            for place in np.flatnonzero((cast < space.low) | (cast > space.high))[:1]:
+                number, low, high = (each.flat[place] for each in (cast, space.low, space.high))
+                promised = f"and its Box promises {low:.4g} to {high:.4g}"
+                remedy = "give the Box bounds that hold, or clip"
+                yield f"observation{key} has {number:.4g}, {promised}: {remedy}"
 
 
 class Finding(NamedTuple):

@@ -20,7 +20,7 @@ from flame_rl.modules.observations import Scaling
 from flame_rl.run.checks import own_networks
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
-from tests.helpers import spec_of
+from tests.helpers import ROOT, spec_of
 from tests.learners import ON_POLICY, learner_of, make_config, make_learner, random_episodes
 
 OPTIONS = {"normalize_observations": False, "hidden_sizes": (8,)}
@@ -255,6 +255,16 @@ def test_a_second_output_off_policy_is_refused(algorithm, name, monkeypatch):
     )
     with pytest.raises(UsageError, match=error):
         learner_of(name != "action_values", algorithm=algorithm)
+
+
+def test_a_helper_in_a_file_of_ones_own_changes_the_networks_that_it_imports(tmp_path):
+    own = tmp_path / "nets.py"
+    own.write_text(
+        (ROOT / "docs" / "python.md").read_text().split("# nets.py\n")[1].split("```")[0]
+    )
+    for algorithm, networks in {"ppo": 2, "sac": 3}.items():
+        weights = make_learner(SPEC, algorithm=algorithm, model=own).weights()
+        assert sum(array.shape == (40, 48) for array in weights.values()) >= networks
 
 
 def test_a_missing_package_of_the_users_own_networks_is_named():

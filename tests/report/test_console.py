@@ -69,14 +69,26 @@ def test_an_iteration_that_takes_long_shows_what_has_come_in(steps, words, conso
         ({"iterations": 5}, 4, []),
         ({"steps_per_iter": 20_000}, 41, ["  about 1 h 8 min left"]),
         ({"env_steps": 200_000}, 41, ["  about 6 min left"]),
+        ({"env_steps": 200_000, "stop_at": 9.0}, 41, ["  at most about 6 min left"]),
     ],
 )
 def test_a_long_run_hears_how_much_is_left(settings, seconds, words, clock, capsys):
     console = ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), False, Totals())
     clock.now += seconds
     capsys.readouterr()
+    warming_up = replace(result_of(0), losses={"gradient_steps": 0.0})
+    console.report(warming_up)  # says nothing of the iterations that learn
     console.report(result_of(0))
-    assert capsys.readouterr().out.splitlines()[1:] == words
+    assert [line for line in capsys.readouterr().out.splitlines() if "left" in line] == words
+
+
+def test_what_is_left_is_said_again_though_lines_about_episodes_are_printed(clock, capsys):
+    console = ConsoleReporter(TrainConfig(), spec_of(1, 2, False), False, Totals())
+    for iteration in range(3):
+        clock.now += 41
+        console.collecting(REQUEST, 0, 500)
+        console.report(result_of(iteration))
+    assert capsys.readouterr().out.count(" left") == 3
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,10 @@ def test_the_commands_options(whole, tmp_path):
         (["evaluate"], "run"),
         (["evaluate", "empty", "--episodes", "0"], "--episodes: at least 1"),
         (["evaluate", "empty", "--seed", "-1"], "--seed: an integer from 0"),
-        (["evaluated", "empty"], "evaluated: no command; there are train, evaluate"),
+        (
+            ["evaluated", "empty"],
+            "evaluated: no command; did you mean evaluate? Without one, training",
+        ),
         (["--evaluate-every", "0"], "--evaluate-every: at least 1"),
         (["--evaluate-episodes", "0"], "--evaluate-episodes: at least 1"),
     ],
