@@ -301,6 +301,7 @@ def hanging(memory: MemoryFlame, server: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "signals"),
     [

@@ -228,6 +228,7 @@ def test_a_second_run_beside_a_node_that_cannot_install_ships_nothing_anew(on):
             second.close()
 
 
+@pytest.mark.slow
 def test_what_no_node_could_install_is_tried_again_by_the_next_run(on):
     """A node remembers by the application's name that it could not."""
     with MemoryFlame(nodes={"a": 1}) as memory:
@@ -239,6 +240,7 @@ def test_what_no_node_could_install_is_tried_again_by_the_next_run(on):
             assert_as_here(collect(backend, 0), 0)
 
 
+@pytest.mark.slow
 def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(on):
     with MemoryFlame(nodes={"a": 1}) as memory:
         with on(memory) as first:
@@ -288,6 +290,7 @@ def test_an_object_cache_out_of_the_learners_reach_is_named(on):
             pass
 
 
+@pytest.mark.slow
 def test_an_application_that_another_run_has_removed_is_shipped_again(on):
     with MemoryFlame(nodes={"a": 2}) as memory, on(memory) as first:
         assert_as_here(collect(first, 0), 0)
@@ -365,6 +368,7 @@ def test_results_are_deleted_in_the_object_cache_that_has_them(on):
         assert memory.objects == {}
 
 
+@pytest.mark.slow
 def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on):
     """Flame has given it up, and leaves its processes alone."""
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:

@@ -299,6 +299,7 @@ def test_answers_of_other_lengths_are_refused():
             codec.decode_result(data, replace(request, cut=cut))
 
 
+@pytest.mark.slow
 def test_an_endless_task_is_learned_in_fragments():
     """20,000 steps are an episode: whole ones leave two updates."""
     assert described(environment_id("Following")).time_limit == 20_000
