@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import flame_rl
-from flame_rl.commands import COMMANDS, import_command
+from flame_rl.commands import import_command
 from flame_rl.system.errors import Answered, RunError, UsageError, warn
 from flame_rl.system.files import why_refused
-from flame_rl.system.program import from_clone, typed
+from flame_rl.system.program import from_clone
 
 # What a Python without this project's environment lacks; see pyproject.toml.
 NEEDED = ("gymnasium", "msgspec", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
@@ -62,14 +62,6 @@ def run_command(words: list[str]) -> int:
         return 0
     if words and not words[0].startswith("-"):
         name, *words = words
-        if name not in COMMANDS:
-            from flame_rl.settings.checks import did_you_mean
-
-            there = f"there are {', '.join(COMMANDS)}."
-            raise UsageError(
-                f"{name}: no command; {did_you_mean(name, COMMANDS, there)} Without one, training: "
-                f"{typed('--env ant')}"
-            )
     # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
@@ -77,8 +69,10 @@ def run_command(words: list[str]) -> int:
     from flame_rl.system.machine import refuse_old_packages  # which needs a package itself
 
     refuse_old_packages()
-    run = import_command(name)
-    signal.signal(signal.SIGINT, before)
+    try:
+        run = import_command(name)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return run(words) or 0
 
 

@@ -5,6 +5,9 @@ after parsing, so that --help and mistakes are answered at once."""
 import importlib
 from collections.abc import Callable, Sequence
 
+from flame_rl.system.errors import UsageError
+from flame_rl.system.program import typed
+
 # Without a word, it is "train".
 COMMANDS = {
     "train": "train a policy, the command without a word",
@@ -20,5 +23,13 @@ COMMANDS = {
 
 
 def import_command(name: str) -> Callable[[Sequence[str]], int | None]:
-    """The command of this name."""
+    """The command of this name. Raises UsageError where there is none."""
+    if name not in COMMANDS:
+        from flame_rl.settings.checks import did_you_mean
+
+        there = f"there are {', '.join(COMMANDS)}."
+        raise UsageError(
+            f"{name}: no command; {did_you_mean(name, COMMANDS, there)} Without one, training: "
+            f"{typed('--env ant')}"
+        )
     return getattr(importlib.import_module(f"flame_rl.commands.{name}"), name)

@@ -151,7 +151,8 @@ def _play(
         while rung <= RUNGS:
             value = None
             if run.process is None:
-                run.start()
+                if run.start():
+                    say(f"{run.name}: begins, with its output in {run.prints}")
             elif code := run.process.poll():
                 _fail(study, trial, run)
                 break
