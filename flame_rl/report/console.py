@@ -33,7 +33,7 @@ class ConsoleReporter:
         self._config, self._spec, self._done = config, spec, done
         self._experiment = experiment = config.experiment
         self._began = self._said_at = self._reported_at = time.perf_counter()
-        self._left_said_at: float | None = None
+        self._left_said_at = -math.inf
         self._last: results.IterationResult | None = None
         # A line about the latest evaluation, and the same until it is printed.
         self._evaluation = self._unsaid = ""
@@ -78,11 +78,10 @@ class ConsoleReporter:
                 self.say(self._unsaid)
                 self._unsaid = ""
         # A bar shows what is left all the time.
-        if self._bar is None and self._seconds_left() >= LINE_EVERY_SECONDS:
-            since = self._reported_at - (self._left_said_at or -math.inf)
-            if since >= LINE_EVERY_SECONDS:
-                self._left_said_at = self._reported_at
-                self.say(f"  {self._left()}")
+        due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS
+        if self._bar is None and due and self._seconds_left() >= LINE_EVERY_SECONDS:
+            self._left_said_at = self._reported_at
+            self.say(f"  {self._left()}")
         if self._config.output.verbose:
             self.say(details(result))
 
