@@ -67,13 +67,9 @@ class CompiledNetwork(Network):
         parameters: np.ndarray,
         select: np.ndarray | None = None,
     ) -> None:
-        """
-        Args:
-            module: of a type in `HEADS`; its normaliser's arrays change in place.
-            layers: the fields of each `Layer`, from the inputs to the output.
-            parameters: all of them, float32 [P], which change in place.
-            select: the numbers of an observation that the first layer gets; None: all.
-        """
+        """`module` is of a type in `HEADS`, whose parameters, float32 [P], and normaliser change in
+        place; `layers` are the fields of each `Layer`, and `select` the numbers of an observation
+        that the first one gets; None: all."""
         self._library, self._parameters, self._select = core.library(), parameters, select
         self._layers = (core.Layer * len(layers))(*(core.Layer(**layer) for layer in layers))
         self._inputs, self._outputs = layers[0]["inputs"], layers[-1]["outputs"]
@@ -139,18 +135,9 @@ class CompiledNetwork(Network):
     def q_steps(
         self, samples: Samples, adam: Adam, target: core.Target, config: StepConfig
     ) -> dict[str, np.ndarray]:
-        """Gradient steps down `q_loss`, on K minibatches; the target network follows.
-
-        Args:
-            samples: as `flame_rl.learner.off_policy.replay.views.n_step` returns them, but
-                [K, B, ...]; perhaps with "weights".
-            adam: of the network, whose output is [B, A].
-            target: the network of the targets, whose parameters change in place.
-            config: has no KL limit.
-
-        Returns:
-            The numbers of `q_loss`, [K, B] each.
-        """
+        """Gradient steps down `q_loss`, on K minibatches; the target network follows. Samples are
+        those of `flame_rl.learner.off_policy.replay.views.n_step`, but [K, B, ...], perhaps with
+        "weights"; the network's output is [B, A]. Returns the numbers of `q_loss`, [K, B] each."""
         count, rows = samples["rewards"].shape
         names = {name: name for name in COLUMNS} | _TRANSITION_COLUMNS
         flat = {n: samples[o].reshape(count * rows, -1) for n, o in names.items() if o in samples}

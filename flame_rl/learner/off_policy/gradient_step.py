@@ -21,8 +21,7 @@ class GradientStep(Protocol):
 
     Attributes:
         policy: the network that acts; a module as in model.py.
-        parts: networks, optimisers and whatever else has state, by name.
-        metrics: names of the numbers that `step` may return.
+        parts, metrics: see `Algorithm`; the numbers are those of `step`.
         actions: the kind of actions that the algorithm supports.
         remembers: whether its networks may have a memory.
         demonstrable: whether it may learn from what an unknown policy has done.

@@ -34,11 +34,8 @@ class OffPolicy(Algorithm):
     """An algorithm that learns from replayed experience.
 
     Attributes:
-        config: the run's settings.
         inner: the algorithm itself.
-        replay: the stored episodes.
-        observations: normalises them; None: `inner` gets them as they are.
-        minibatches: where the samples of gradient steps come from.
+        observations: normalises observations; None: `inner` gets them as they are.
         steps: counts the gradient steps that were taken.
     """
 

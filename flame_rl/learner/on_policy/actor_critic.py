@@ -50,11 +50,9 @@ class Computed:
 
 
 class PolicyTraining:
-    """A policy in training, alone: its networks and their Adam. Nothing here plays episodes.
+    """A policy in training, alone: how it is computed, and its Adam. Nothing here plays episodes.
 
     Attributes:
-        policy: the policy's module, and how it is computed.
-        adam: optimises the policy's parameters.
         shared: whether one network is both, so that its values stop learning with its policy.
         frames: how many observations, the latest and those before it, are one input.
         remembers: whether a network has a memory, so that minibatches are of whole episodes.
@@ -114,8 +112,7 @@ class ActorCritic(PolicyTraining):
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
-        """`adam` optimises the policy's parameters; `settings` have minibatches and
-        max_grad_norm."""
+        """`adam` optimises the policy's parameters."""
         super().__init__(policy, adam)
         self.value, self.statistics, self._settings = value, statistics, settings
         self.remembers = policy.network.remembers or value.network.remembers

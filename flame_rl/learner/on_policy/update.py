@@ -49,14 +49,8 @@ Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator],
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """An on-policy algorithm.
-
-    Attributes:
-        config: the run's settings.
-        networks: policy and values.
-        collector: with --overlap, the policy of one update ago, which collects the next iteration;
-            else None.
-    """
+    """An on-policy algorithm. `collector`: with --overlap, the policy of one update ago, which
+    collects the next iteration; else None."""
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, update: Update) -> None:
         """Make new networks. Raises UsageError as own_losses.py does."""

@@ -46,12 +46,8 @@ class AutogradNetwork(Network):
     def __init__(
         self, module: nn.Module, apply: Apply | None = None, device: torch.device | None = None
     ) -> None:
-        """
-        Args:
-            module: any.
-            apply: computes its outputs; None: its method `outputs` does.
-            device: where a copy of the module computes; None: the module itself does, on the CPU.
-        """
+        """`apply` computes the outputs, or else the module's method `outputs`; on the `device` a
+        copy of the module does, without one the module itself, on the CPU."""
         self._trained = module
         self._module = module if device is None else copy.deepcopy(module).to(device)
         self._device = torch.device("cpu") if device is None else device
@@ -177,16 +173,11 @@ def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
         def squared_errors(samples, values):
             return (values - samples["targets"]) ** 2
 
-    Torch differentiates the function alone, and not the network, whose outputs it gets.
-
-    Args:
-        function: called with samples and outputs as `Loss` is, but as tensors on the CPU, integers
-            as int64. It returns the loss of each sample, [B], or numbers by name, [B] each, with
-            "loss" among them. Importance "weights" it neither gets nor needs: where samples have
-            them, the loss and its gradients are multiplied by them.
-
-    Raises:
-        ValueError: in the loss, where the function's is not one number for each sample.
+    The function is called with samples and outputs as `Loss` is, but as tensors on the CPU, with
+    integers as int64. It returns the loss of each sample, [B], or numbers by name, [B] each, with
+    "loss" among them; another shape raises ValueError. Importance "weights" it neither gets nor
+    needs: where samples have them, the loss and its gradients are multiplied by them. Torch
+    differentiates the function alone, and not the network.
     """
 
     @wraps(function)

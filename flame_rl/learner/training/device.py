@@ -75,15 +75,8 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
     """Within the block new networks compute on the device, and torch has the settings on which bits
     depend, whatever the program has set around it: gradients, float32 throughout, tensors on the
     CPU unless they are moved, one thread, and on a graphics card the same bits each time. Other
-    threads of the process wait for its end.
-
-    Args:
-        name: the device, as `choose_device` returns it.
-        seed: of torch's random numbers in the block; None: they must not be drawn.
-
-    Raises:
-        UsageError: they were drawn.
-    """
+    threads of the process wait for its end. `seed`: of torch's random numbers in the block; None:
+    they must not be drawn, and UsageError is raised if they were."""
     with _ONE_AT_A_TIME, ONE_BLAS_THREAD, ExitStack() as settings:
         changes = [
             (NETWORK_DEVICE.set, NETWORK_DEVICE.get(), device_of(name)),

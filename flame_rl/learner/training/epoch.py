@@ -23,8 +23,7 @@ class Epoch:
         rows: the rows of the steps' observations in `inputs`, int64 [N].
         columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
             in its episode, minibatches that are computed by Python have whole episodes.
-        order: the order of the steps, int64 [N].
-        count: the number of minibatches.
+        order, count: the order of the steps, int64 [N], and the number of minibatches.
     """
 
     inputs: np.ndarray | SideBySide | Stacks
@@ -53,13 +52,8 @@ class Epoch:
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How gradient steps are taken.
-
-    Attributes:
-        learning_rate: Adam's step size.
-        max_grad_norm: a longer gradient is scaled down to it.
-        max_kl: an epoch ends, before its step, at a minibatch whose loss gives a greater "kl".
-    """
+    """How Adam's steps are taken: a gradient longer than `max_grad_norm` is scaled down to it, and
+    an epoch ends, before its step, at a minibatch whose loss gives a "kl" beyond `max_kl`."""
 
     learning_rate: float
     max_grad_norm: float

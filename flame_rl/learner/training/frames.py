@@ -91,15 +91,8 @@ class Stacks:
 
 
 def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the last k observations up to these, and which of them precede the episode.
-
-    Args:
-        rows: of observations that follow each other in an episode, integers [...].
-        times: how many observations of its episode are before each, integers [...].
-        frames: k.
-
-    Returns:
-        Integers and bool, [..., k] each, the latest last.
-    """
+    """The rows of the last k = `frames` observations up to each of these, integers [..., k], the
+    latest last, and which of them precede the episode, bool. `rows` and `times`, how many
+    observations of its episode are before each, are integers [...]."""
     before = np.arange(frames - 1, -1, -1)
     return rows[..., None] - before, times[..., None] < before

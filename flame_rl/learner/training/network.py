@@ -37,10 +37,8 @@ class CompiledLoss:
     together: whoever changes one changes the other.
 
     Attributes:
-        function: the loss.
         kind: what the library calls it: policy_gradient, clipped or squared_error.
         numbers: names of the loss's numbers, in the library's order.
-        clip_range, entropy_coefficient: its settings, where it has any.
     """
 
     function: Loss

@@ -29,18 +29,9 @@ def gradient_by_slices(
     samples: Samples,
     gradient: np.ndarray,
 ) -> dict[str, float]:
-    """Write the gradient of a mean loss over all samples to `gradient`, slice by slice.
-
-    Args:
-        of_slice: given a slice of the samples, overwrites an array like `gradient` with the sum
-            of their gradients, and returns sums of numbers by name.
-        network: says how many rows a slice has.
-        samples: B samples.
-        gradient: float32, overwritten; of any shape.
-
-    Returns:
-        The numbers, means over the samples.
-    """
+    """Write the gradient of a mean loss over all samples to `gradient`, float32 of any shape, by
+    slices of as many rows as the network says. `of_slice` overwrites an array like `gradient` with
+    the sum of a slice's gradients, and returns sums of numbers by name. Returns their means."""
     slices = _slices(samples, network.slice_rows)
     if len(slices) == 1:
         totals = of_slice(samples, gradient)

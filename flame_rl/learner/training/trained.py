@@ -114,14 +114,9 @@ class TrainedNetwork:
         learning_rate: float,
         max_grad_norm: float = math.inf,
     ) -> None:
-        """One step of Adam down a mean loss, given its gradients for the outputs.
-
-        Args:
-            forward: a pass of `network` through a minibatch.
-            gradients: that of each sample's loss, for each output.
-            learning_rate: Adam's step size.
-            max_grad_norm: a gradient of a greater norm is scaled down to it.
-        """
+        """One step of Adam down a mean loss, given a pass of `network` through a minibatch and the
+        gradients of each sample's loss for each output. A gradient of a greater norm than
+        `max_grad_norm` is scaled down to it."""
         # Of the mean; the outputs are fewer than the parameters.
         share = np.float32(1 / len(forward.outputs[0]))
         weighted = tuple(each * share for each in gradients)

@@ -43,11 +43,9 @@ class Minibatches:
     Data", section 4.1). The demonstrations are never overwritten.
 
     Attributes:
-        replay: the stored episodes.
-        inner: the algorithm, which views them.
+        inner: the algorithm, which views the stored steps.
         size: B, samples of a minibatch.
         hindsight: gives drawn steps other goals; None: they keep theirs.
-        demonstrations: further episodes; None: there are none.
         share: that of demonstrations, from 0 to 1; at least one sample is of the replay memory.
     """
 

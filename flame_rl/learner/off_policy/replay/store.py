@@ -29,10 +29,8 @@ class ReplayStore:
     Attributes:
         capacity: rows of the ring less one, which is also the most steps of one episode. An episode
             of T steps takes T+1 rows, so of such episodes capacity * T / (T+1) steps are kept.
-        columns: what is kept of every step.
         frames: k, how many observations are read as one.
-        episodes: number of episodes that were ever added.
-        steps: number of their steps; the newest has position `steps - 1`.
+        episodes, steps: how many were ever added; the newest step has position `steps - 1`.
         first: position of the oldest step that is kept.
     """
 
