@@ -23,12 +23,9 @@ from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot, Start
 
-# Lock steps in a block, the unit in which steps are recorded and noise is drawn.
-BLOCK_STEPS = 128
-# The most bytes of one column of a block; wide columns make blocks shorter.
-BLOCK_BYTES = 1 << 25
-# The time between two reports of progress.
-TELL_SECONDS = 0.2
+BLOCK_STEPS = 128  # lock steps in a block, the unit in which steps are recorded and noise is drawn
+BLOCK_BYTES = 1 << 25  # the most bytes of one column of a block; wide columns make blocks shorter
+TELL_SECONDS = 0.2  # the time between two reports of progress
 
 
 def collect_episodes(

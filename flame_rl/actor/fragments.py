@@ -16,8 +16,7 @@ from flame_rl.actor.randomness import seed_of
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import CollectRequest, Column, Episode, Episodes, Start
 
-# Steps between two looks at whether the answer is still wanted.
-_LOOK_STEPS = 256
+_LOOK_STEPS = 256  # steps between two looks at whether the answer is still wanted
 
 
 def starts_after(request: CollectRequest, episodes: Episodes) -> dict[int, Start]:

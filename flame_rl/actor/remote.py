@@ -31,15 +31,13 @@ from flame_rl.wire.packing import Buffer
 if TYPE_CHECKING:
     import pyarrow
 
-# How often to look whether Flame's executor manager is there.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # how often to look whether Flame's executor manager is there
 # An executor asks Flame when it starts, then when it has neither begun nor ended a task for so
 # long, with this pause between the questions, which is longer in a cluster of many executors.
 ASK_SECONDS = 10.0
 SECONDS_PER_EXECUTOR = 0.05
 CALL_SECONDS = 5.0
-# Where an answer says what its executor runs.
-ABOUT = b"flame_rl.about"
+ABOUT = b"flame_rl.about"  # where an answer says what its executor runs
 
 
 def versions() -> dict[str, str]:

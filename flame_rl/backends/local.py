@@ -18,8 +18,7 @@ from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
-from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.tasks import TaskSizes
+from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.system.errors import UsageError, warn
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import close_within

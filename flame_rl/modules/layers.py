@@ -49,12 +49,7 @@ class Select(LayerModule):
     kind = "select"
 
     def __init__(self, width: int, places: Sequence[int], frames: int = 1) -> None:
-        """
-        Args:
-            width: D.
-            places: those of the numbers, below D.
-            frames: how many observations are stacked; see `FrameStack`.
-        """
+        """`width`: D. `places`: those of the numbers. `frames`: of a `FrameStack` before it."""
         super().__init__()
         self.width = width * frames
         of_frames = torch.tensor(places)[:, None] * frames + torch.arange(frames)
@@ -123,8 +118,7 @@ class Convolution(LayerModule, nn.Conv2d):
         }
 
 
-# The state of a layer between two steps, [1, E, ...] each.
-LayerState = tuple[Tensor, ...]
+LayerState = tuple[Tensor, ...]  # the state of a layer between two steps, [1, E, ...] each
 
 
 class _Memory(LayerModule):
@@ -207,8 +201,7 @@ def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
     Args:
         module: any; it is unrolled over T steps of S sequences.
         burnt_in: bool [T, S]: the first steps of some of the sequences, equally many in each. None:
-            there are none.
-    """
+            there are none."""
     memories = [each for each in module.modules() if isinstance(each, _Memory)]
     for memory in memories:
         memory.burnt_in = burnt_in
@@ -219,8 +212,7 @@ def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
             memory.burnt_in = None
 
 
-# By --memory.
-MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
+MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}  # by --memory
 
 
 class Branches(nn.Module):

@@ -2,8 +2,7 @@
 
 B is the number of samples; with a memory it is two dimensions, time steps and sequences. D is the
 width of an observation, or with stacked frames [frames, D]; A that of an action or the number of
-actions.
-"""
+actions."""
 
 import math
 from collections.abc import Sequence
@@ -147,8 +146,7 @@ class Returns:
         quantiles: Z, the quantiles of the return; 1: its mean.
         support: float [Z], the atoms of C51, whose logits the network gives; None: no logits.
         weights: float32 [Z]: the numbers are returns of parts of the reward, whose sum with these
-            weights is the value; None: of the whole reward.
-    """
+            weights is the value; None: of the whole reward."""
 
     dueling: bool = False
     quantiles: int = 1
@@ -175,8 +173,7 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     Network Architectures for Deep Reinforcement Learning", eq. 9).
 
     [B, (1 + A) * Z], the state's value first, then each action's advantage -> [B, A * Z], with Z
-    `atoms`.
-    """
+    `atoms`."""
     rows = len(outputs)
     by_action = outputs.reshape(rows, -1, atoms)
     value, advantages = by_action[:, :1], by_action[:, 1:]
@@ -250,8 +247,7 @@ class SharedNetwork(nn.Module):
         value: the output layer of the values.
         auxiliary: a module for each auxiliary loss, by the loss's name in metrics.csv; the learner
             makes them.
-        scale: as in `ValueNetwork`.
-    """
+        scale: as in `ValueNetwork`."""
 
     def __init__(self, policy: PolicyNetwork, value: Dense) -> None:
         super().__init__()
@@ -322,8 +318,7 @@ class CriticNetwork(nn.Module):
         observation_dim: D. "inputs" are observations and actions side by side, [B, D + A].
         normalizer: normalises observations first.
         features: layers of the observation alone.
-        network: layers of the features and the action.
-    """
+        network: layers of the features and the action."""
 
     def __init__(
         self,

@@ -12,8 +12,7 @@ from flame_rl.nets.layers import ROW_BLOCK, Act, InputsLayer, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
-# Slots: a slice, or their numbers, some perhaps more than once.
-Rows = slice | np.ndarray
+Rows = slice | np.ndarray  # slots: a slice, or their numbers, some perhaps more than once
 
 
 class ActingPolicy:
@@ -23,8 +22,7 @@ class ActingPolicy:
         observation_dim: D.
         output_dim: the width of the network's output.
         head: turns the output into actions, and declares the noise that this takes.
-        remembers: whether a layer has a state, so that actions depend on the episode so far.
-    """
+        remembers: whether a layer has a state, so that actions depend on the episode so far."""
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         """Raises WireError, naming layer and array, if the snapshot's layers are too many or
@@ -65,16 +63,14 @@ class ActingPolicy:
                 same observation twice.
 
         Returns:
-            float64 [B, output_dim].
-        """
+            float64 [B, output_dim]."""
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
         # A copy, because layers may overwrite what they take.
         x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
-        # One array, but after `InputsLayer` one for each input.
-        inputs = [x]
+        inputs = [x]  # one array, but after `InputsLayer` one for each input
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
             for layer, dtype, state, number in self._layers:
@@ -104,8 +100,7 @@ class ActingPolicy:
         Args:
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
                 as `HeadKind.greedy` says.
-            seen: what else comes with these observations, by name, such as masks.
-        """
+            seen: what else comes with these observations, by name, such as masks."""
         output = self.forward(observations, states, rows)
         if noise is None:
             return self.head.greedy(output, seen)

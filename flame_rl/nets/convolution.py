@@ -8,8 +8,7 @@ import numpy as np
 from flame_rl.nets.layers import SMALL_PRODUCT, LayerKind, Shapes
 from flame_rl.wire.packing import WireError
 
-# Windows of several pictures are copied at once while they fit in a cache.
-_WINDOW_BYTES = 1 << 20
+_WINDOW_BYTES = 1 << 20  # windows of several pictures are copied at once while they fit in a cache
 
 
 class ConvolutionLayer(LayerKind):
@@ -22,8 +21,7 @@ class ConvolutionLayer(LayerKind):
     rows, in the same way whichever pictures share the batch, so that the bits are the same.
 
     `size` is the rows and columns of a picture, and `stride` how far the filters move each time,
-    down or to the right.
-    """
+    down or to the right."""
 
     kind = "convolution"
     arrays: ClassVar[Shapes] = {

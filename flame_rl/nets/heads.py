@@ -1,8 +1,7 @@
 """The heads of a network in NumPy: they turn its output into actions. kinds.py lists all kinds.
 The log-probabilities that losses see are in flame_rl/modules/networks.py.
 
-Where observations come with masks, what these forbid is never chosen.
-"""
+Where observations come with masks, what these forbid is never chosen."""
 
 from typing import ClassVar, Literal
 
@@ -39,8 +38,7 @@ class HeadKind:
         noise_repeat: the probability that a step has the noise of the step before, but for an
             episode's first step.
         dtype, shape: the type and shape of one action.
-        choices: the number of choices of each of its factors; of real numbers, none.
-    """
+        choices: the number of choices of each of its factors; of real numbers, none."""
 
     kind: ClassVar[str]
     arrays: ClassVar[Shapes] = {}
@@ -132,8 +130,7 @@ class EpsilonGreedyHead(HeadKind):
     arrays: ClassVar[Shapes] = {"epsilon": (1,), "repeat": (1,)}
     noise = "uniform"
     dtype = "int32"
-    # One number decides whether to explore, the other which action is taken then.
-    noise_width = 2
+    noise_width = 2  # one number decides whether to explore, the other which action is taken then
 
     def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
         """`epsilon` and `repeat`, see `noise_repeat`, float32 [1], are from 0 to 1."""

@@ -7,8 +7,7 @@ batch. BLAS chooses its way of summing by the size of the matrices, so every pro
 position and beside any other rows, unlike in one product of all rows. In float32,
 that fails on some processors where there is a single output; so only dense layers whose outputs are
 a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
-observation. Activations are elementwise, so that they may have float32's precision.
-"""
+observation. Activations are elementwise, so that they may have float32's precision."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,16 +17,14 @@ import numpy as np
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
-# Normalised observations are clipped at plus and minus this.
-OBSERVATION_CLIP = 10.0
+OBSERVATION_CLIP = 10.0  # normalised observations are clipped at plus and minus this
 # Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
 # them fastest; for products of few rows or columns, copying takes longer than it gains.
 SMALL_PRODUCT = 1_000_000
 # A matrix of this many numbers does not fit a core's cache, so that reading it takes most of the
 # time; in float32 it has half the bytes.
 _LARGE_WEIGHT = 1 << 20
-# Outputs that BLAS computes at once.
-_KERNEL = 16
+_KERNEL = 16  # outputs that BLAS computes at once
 
 # The shapes of arrays by name. A size is a number or a name, which stands for the same number
 # wherever it occurs: "in" is the width of what enters, and "out" that of what leaves a layer, if it
@@ -48,8 +45,7 @@ class LayerKind:
             None: the layer remembers nothing.
         bounded: whether the state is only the inputs of the last few steps, which a learner looks
             up instead of unrolling whole episodes.
-        dtype: the type in which the layer acts; None: that of the layer before.
-    """
+        dtype: the type in which the layer acts; None: that of the layer before."""
 
     kind: ClassVar[str]
     arrays: ClassVar[Shapes] = {}
@@ -80,8 +76,7 @@ class LayerKind:
 
         A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...], after
         its input, and returns the next one after its output; it must neither write into the state
-        nor return it. An episode begins with zeros.
-        """
+        nor return it. An episode begins with zeros."""
         raise NotImplementedError
 
     def make_act(self) -> Act:
@@ -102,8 +97,7 @@ class NormalizeLayer(LayerKind):
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= self.mean
         x /= self.std
-        # np.clip takes twice as long on arrays this small.
-        np.minimum(x, OBSERVATION_CLIP, out=x)
+        np.minimum(x, OBSERVATION_CLIP, out=x)  # np.clip takes twice as long on arrays this small
         np.maximum(x, -OBSERVATION_CLIP, out=x)
         return x
 

@@ -17,8 +17,7 @@ class GRULayer(LayerKind):
 
         r, z = sigmoid(g_rz + k_rz),   n = tanh(g_n + r k_n),   h' = n + z (h - n)
 
-    Weights are in torch's order: reset, update, candidate.
-    """
+    Weights are in torch's order: reset, update, candidate."""
 
     kind = "gru"
     arrays: ClassVar[Shapes] = {

@@ -44,8 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    # The rename itself is durable only once the folder is.
-    sync(path.parent)
+    sync(path.parent)  # the rename itself is durable only once the folder is
 
 
 def sync(path: Path) -> None:

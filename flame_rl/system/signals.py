@@ -29,8 +29,7 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 class StopSignal(threading.Event):
     """Set once the user asks to stop."""
 
-    # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
-    exit_code = 0
+    exit_code = 0  # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Encode messages as bytes, and decode them again.
 
 Received bytes are untrusted: sizes, types, shapes and finiteness are checked before anything is
-used, and whatever is wrong raises `WireError`.
-"""
+used, and whatever is wrong raises `WireError`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

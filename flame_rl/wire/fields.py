@@ -1,8 +1,7 @@
 """Read a dataclass from JSON data by its annotations, and write it as JSON data.
 
 The data are untrusted: types are exact (True is no integer), numbers and lists keep within their
-limits, and no field is unknown or missing.
-"""
+limits, and no field is unknown or missing."""
 
 import contextlib
 import functools

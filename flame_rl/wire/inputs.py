@@ -3,8 +3,7 @@ them: pictures, each by itself, and numbers; and the columns that are recorded a
 
 An observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
 Each Box of one byte in it is an input, and so are the parts between two of them together. Any
-other observation is a single input.
-"""
+other observation is a single input."""
 
 from __future__ import annotations
 
@@ -20,10 +19,8 @@ from flame_rl.wire.messages import OBSERVATIONS, Column, EnvironmentSpec
 
 # Spaces of numbers; Dict and Tuple have parts.
 LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-# Types of a Box whose numbers one byte holds.
-OF_ONE_BYTE = ("uint8", "bool")
-# The least sides of a picture, for one convolution of 3 rows and columns.
-_LEAST_OF_A_PICTURE = 3
+OF_ONE_BYTE = ("uint8", "bool")  # types of a Box whose numbers one byte holds
+_LEAST_OF_A_PICTURE = 3  # the least sides of a picture, for one convolution of 3 rows and columns
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,7 @@ class ObservationPart:
     Attributes:
         name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
         path: keys of Dicts and places in Tuples, from the outermost.
-        one_byte: whether its numbers are recorded in one byte each, for an input of its own.
-    """
+        one_byte: whether its numbers are recorded in one byte each, for an input of its own."""
 
     name: str
     path: tuple[str | int, ...]

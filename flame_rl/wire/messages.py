@@ -2,8 +2,7 @@
 spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here.
 
 In shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
-factors of a discrete one, T that of the steps of an episode, N those of E episodes.
-"""
+factors of a discrete one, T that of the steps of an episode, N those of E episodes."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Environment:
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, "name=value" in JSON or Python.
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
-        observe: the keys of a Dict that are observed; empty: all are.
-    """
+        observe: the keys of a Dict that are observed; empty: all are."""
 
     env_id: str
     max_episode_steps: Whole | None = None
@@ -81,8 +79,7 @@ class EnvironmentSpec:
         action_mask: where the masks of allowed actions are that are read.
         slots: `Environment.slots`, or what memory allows; None of a fast simulator.
         limited_by_default: whether the time limit is the default, because nobody has set another.
-        renders: whether its metadata name a way to draw it, in a window or as pictures.
-    """
+        renders: whether its metadata name a way to draw it, in a window or as pictures."""
 
     env_id: str
     observation_space: _Space
@@ -200,8 +197,7 @@ class Start:
         actions: those since the reset, as recorded, [j, ...].
         observed: a digest of the last observation, which tells whether playing them again has led
             to the same state.
-        so_far: the sum of the rewards since the reset, for reports.
-    """
+        so_far: the sum of the rewards since the reset, for reports."""
 
     seed: Whole
     actions: np.ndarray
@@ -225,8 +221,7 @@ class CollectRequest:
         cut: the most steps of a fragment, the part of an episode that is played and answered as an
             episode; None: episodes are whole.
         starts: by index, where fragments begin that go on with an episode; the others begin one.
-            They follow from the other fields and from the iterations before.
-    """
+            They follow from the other fields and from the iterations before."""
 
     environment: Environment
     run_seed: Whole
@@ -286,8 +281,7 @@ class Episode(_Recorded):
         columns: the recorded arrays by column name, [T+1, ...] or [T, ...].
         terminated: the environment ended it: nothing follows the last step.
         truncated: a time limit cut it: it would have gone on from `observations[-1]`. A fragment
-            that another one goes on with is neither.
-    """
+            that another one goes on with is neither."""
 
     index: int
     columns: dict[str, np.ndarray]
@@ -379,8 +373,7 @@ class CollectFailure:
         env_id: the environment's id. It does not travel: who asked knows it.
         iteration, index, step: where it failed, as far as known.
         seed: the environment's reset seed in that episode, if known.
-        traceback: the simulator's own, or the last words of a dead worker; may be empty.
-    """
+        traceback: the simulator's own, or the last words of a dead worker; may be empty."""
 
     kind: FailureKind
     message: str

@@ -24,8 +24,7 @@ from flame_rl.wire.inputs import LEAVES, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.spaces import MAX_NUMBERS
 
-# Steps after which an episode is cut where nobody has set a limit.
-DEFAULT_LIMIT = 1000
+DEFAULT_LIMIT = 1000  # steps after which an episode is cut where nobody has set a limit
 _UNKNOWN = "unknown environment"
 # The dependency groups that install what environments import, by the names of modules.
 GROUPS = {"Box2D": "box2d", "ale_py": "atari", "cv2": "atari", "minatar": "minatar"}

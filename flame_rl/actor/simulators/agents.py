@@ -2,8 +2,7 @@
 one policy, and therefore must have the same spaces.
 
 An environment is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`, which
-have a function `parallel_env`, or, for agents that take turns, `env`.
-"""
+have a function `parallel_env`, or, for agents that take turns, `env`."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class AgentsSimulator(EnvironmentsSimulator):
         self._names = list(self.first.possible_agents)
         self._has_numbers = environment.agent_number
         self._limit = _limit_of(environment, self.first)
-        # Of each environment, since its reset.
-        self._steps = np.zeros(self.most, np.int64)
+        self._steps = np.zeros(self.most, np.int64)  # of each environment, since its reset
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)

@@ -19,8 +19,7 @@ from typing import Any
 Note = Callable[[dict[str, Any]], None]
 # filelock, which torch imports, refuses a fork while another thread forks.
 _ONE_FORK = threading.Lock()
-# The last note, which a fork that code of an environment's ends does not write.
-_DONE = "done"
+_DONE = "done"  # the last note, which a fork that code of an environment's ends does not write
 
 
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
@@ -36,10 +35,8 @@ def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[st
         if child == 0:
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                # What else this process has is not the fork's to finalise.
-                gc.freeze()
-                # Nobody would see a debugger there.
-                sys.breakpointhook = lambda *_, **__: None
+                gc.freeze()  # what else this process has is not the fork's to finalise
+                sys.breakpointhook = lambda *_, **__: None  # nobody would see a debugger there
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):
                     os.dup2(nowhere, descriptor)

@@ -51,8 +51,7 @@ class _Robot:
         is_healthy: positions [n, nq] and velocities [n, nv] -> bool [n]; while healthy, each step
             pays 1, and the episode goes on. None: only the time limit ends it.
         velocity_limit: observed velocities are clipped to it; None: they are not.
-        feels_contacts: whether contact forces are observed and cost reward.
-    """
+        feels_contacts: whether contact forces are observed and cost reward."""
 
     hidden: int
     reset_noise: float

@@ -71,8 +71,7 @@ class EnvironmentsSimulator(Simulator):
             sum(masked_choices(environment, spec.action_space)),
         )
         self.agents = agents
-        # Observations before they become float32.
-        self.raw = self.observations
+        self.raw = self.observations  # observations before they become float32
         # Masks beside the observation are known already; the first reset tells of others.
         known = spec.masked or not masked_choices(environment, spec.action_space)
         found = spec.action_mask if known else None

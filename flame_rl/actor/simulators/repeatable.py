@@ -44,14 +44,10 @@ class Effort(NamedTuple):
     most_seconds: int
 
 
-# A quick environment takes half a second at most.
-QUICK = Effort(100, 2, 0.1, 0.5, 5)
-# Up to it float32 holds all integers.
-_EXACT = 1 << 24
-# From it on what float32 loses of a number is more than the noise of arithmetic.
-_LARGE = 100
-# What is compared after a reset, and after each step, by its name.
-_Row = dict[str, np.ndarray]
+QUICK = Effort(100, 2, 0.1, 0.5, 5)  # a quick environment takes half a second at most
+_EXACT = 1 << 24  # up to it float32 holds all integers
+_LARGE = 100  # from it on what float32 loses of a number is more than the noise of arithmetic
+_Row = dict[str, np.ndarray]  # what is compared after a reset, and after each step, by its name
 
 
 class Checked(NamedTuple):
@@ -63,8 +59,7 @@ class Checked(NamedTuple):
         failed: how it failed, or ended its process; or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
         bytes: the memory that one takes; 0: not known.
-        rounded: which numbers of observations float32 does not hold, in a sentence, or "".
-    """
+        rounded: which numbers of observations float32 does not hold, in a sentence, or ""."""
 
     differs: str = ""
     unknown: str = ""
@@ -328,8 +323,7 @@ def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
 def _difference(first: list[_Row], second: list[_Row]) -> str:
     """What differs between two episodes, and from which step on, in words; "" if nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
-        # What only `raw` has, nobody observes.
-        compared = [name for name in one if name != "raw"]
+        compared = [name for name in one if name != "raw"]  # what only `raw` has, nobody observes
         names = [name for name in compared if one[name].tobytes() != other[name].tobytes()]
         if names:
             shown = " and ".join(name.replace("_", " ") for name in names)

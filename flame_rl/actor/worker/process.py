@@ -34,8 +34,7 @@ _RUN = (
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-# The time that a process has to close its environments.
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 5.0  # the time that a process has to close its environments
 # The size of the message and the peak memory of its sender, both in bytes.
 _HEAD = struct.Struct("<QQ")
 # What a child has played of its task, episodes that have ended and env steps: a frame of its own,

@@ -1,7 +1,6 @@
 """Supervise a child process that runs `collect_episodes`, or several that share each task.
 
-A simulator may crash, hang or leak. It runs in a child, so that its death is a value.
-"""
+A simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
 
 import contextlib
 import fcntl
@@ -72,8 +71,7 @@ class _Player(process.ChildProcess):
     def ending(self, error: OSError) -> str:
         """How it ended, in words."""
         try:
-            # A pipe breaks a moment before its process is gone.
-            code = self.wait(1.0)
+            code = self.wait(1.0)  # a pipe breaks a moment before its process is gone
         except subprocess.TimeoutExpired:
             return f"broke off: {error}"
         if code >= 0:

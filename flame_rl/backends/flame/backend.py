@@ -13,20 +13,18 @@ from flamepy.core.types import FlameError
 
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import cluster, compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.package import deploy
 from flame_rl.backends.flame.session import Answers, Session
-from flame_rl.backends.tasks import TaskSizes
+from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec, messages
 from flame_rl.wire.packing import Buffer
 
-# Failed tasks after which a session is replaced. An executor whose process died fails every task at
-# once; one failure may have any cause.
+# Failed tasks after which a session is replaced: an executor whose process died fails every one.
 FAILURES_OF_A_SESSION = 3
 _UNUSABLE = (
     "This happened on an executor, which has of your files only the module that --env names; "
@@ -50,10 +48,8 @@ class FlameBackend:
         set when the user asks to stop. Raises UsageError if no cluster answers, or the
         environment's module cannot be shipped, RunError if Flame opens no session."""
         self.listener = dispatch.Listener()
-        self._environment = environment
-        self._settings = settings
-        self._deadlines = deadlines
-        self._stop = stop
+        self._environment, self._settings = environment, settings
+        self._deadlines, self._stop = deadlines, stop
         self._closed = False
         self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
@@ -61,15 +57,11 @@ class FlameBackend:
         self._capacity = cluster.capacity_of(client.list_nodes(), settings)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = cluster.ExecutorMonitor(self.executors)
-        # Whether `_follow_nodes` has yet to heed what Flame said last.
-        self._unheeded = False
-        # Nodes that cannot start executors.
-        self._failing: frozenset[str] = frozenset()
-        # Whether the application may be other runs', too.
-        self._shared = True
+        self._unheeded = False  # whether `_follow_nodes` has yet to heed what Flame said last
+        self._failing: frozenset[str] = frozenset()  # nodes that cannot start executors
+        self._shared = True  # whether the application may be other runs', too
         self._restarted = False
-        # The number of executors that a session was last replaced for.
-        self._reopened_for = 0
+        self._reopened_for = 0  # the number of executors that a session was last replaced for
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
         try:
@@ -112,8 +104,7 @@ class FlameBackend:
             self._follow_nodes()
             compat.watch_tasks(self._capacity.in_flight)
             self._publish()
-            # However long the weights took, they came.
-            self._began = time.monotonic()
+            self._began = time.monotonic()  # however long the weights took, they came
             tasks = self._submit, self._capacity.in_flight, self._check, self._transport_failed
             transport = dispatch.Transport(*tasks, unusable=_UNUSABLE)
             collected = dispatch.gather(request, transport, self._sizes, self._stop, self.listener)
@@ -129,8 +120,7 @@ class FlameBackend:
         return self._session.collect(data, episodes, self._deadlines)
 
     def close(self) -> None:
-        """Close the sessions, delete their objects, and unregister the application if no other run
-        uses it."""
+        """Leave nothing on the cluster but an application that other runs use."""
         if self._closed:
             return
         self._closed = True
@@ -163,8 +153,7 @@ class FlameBackend:
         self._publish()
 
     def _publish(self) -> None:
-        """Publish the weights, in a new session if this one was left or does not take them; keep
-        trying while the cluster may come back."""
+        """Publish the weights, in a new session if need be, while the cluster may come back."""
         while True:
             try:
                 if self._session.left:
@@ -192,8 +181,8 @@ class FlameBackend:
     # Nodes and executors
 
     def _look(self) -> bool:
-        """Ask Flame every few seconds what nodes and executors do, and bypass nodes that are away;
-        returns whether Flame has answered now."""
+        """Ask Flame every few seconds what nodes and executors do, and bypass nodes that are away.
+        Returns whether it has answered now."""
         monitor = self._monitor
         if not monitor.ask(self._session.id):
             return False
@@ -207,8 +196,7 @@ class FlameBackend:
 
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        # Mostly it was asked while the episodes of the last iteration were awaited.
-        self._look()
+        self._look()  # mostly it was asked while the episodes of the last iteration were awaited
         if not self._unheeded:
             return
         self._unheeded = False
@@ -223,8 +211,7 @@ class FlameBackend:
             self._leave_session()
 
     def _gave_up(self) -> bool:
-        """Whether Flame has given up starting further executors for the session. Says which nodes
-        cannot start any, and why."""
+        """Whether Flame has given up starting executors for the session. Says which nodes fail."""
         try:
             events = self._session.events()
         except FlameError:
@@ -272,7 +259,8 @@ class FlameBackend:
         closes sessions that were left, and gives up a silent cluster."""
         self._answers.refuse_others()
         if self._look():
-            self._left_sessions = [s for s in self._left_sessions if not s.close()]
+            left = self._left_sessions
+            self._left_sessions = [s for s in left if not compat.close_session(s.id)]
             # Executors that are bound already work on, whatever Flame has given up.
             if self._monitor.seen.alive == 0 and self._gave_up():
                 self._restart()

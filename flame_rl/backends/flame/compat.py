@@ -65,8 +65,7 @@ def watch_tasks(tasks: int) -> None:
 
 
 def disconnect() -> None:
-    """End the threads that watch tasks, which would keep this process alive. Goes with a `close`
-    that does not wait for tasks."""
+    """End the threads that watch tasks, and keep this process alive. Goes with such a `close`."""
     client.ConnectionInstance.instance()._channel.close()
 
 
@@ -121,8 +120,7 @@ def claim_of(session: str) -> pb.ResourceRequirement:
 
 
 def failed_nodes(events: Iterable[object]) -> dict[str, str]:
-    """Why executors could not be bound to a session, by the name of their node. Goes with the node
-    as a field of the event."""
+    """Why executors could not be bound to a session, by node. Goes with such an event's field."""
     found = (_FAILED_ON.search(str(event.message)) for event in events)
     return {each["node"]: each["reason"].rstrip(".") for each in found if each}
 
@@ -144,8 +142,7 @@ def batch_past(
     Flame places executors on nodes that are away, too. They stay void, and in each cycle it
     reserves one of them for a session instead of creating another, first for the run's session,
     which has more executors. It reserves and creates whole batches: one that is larger than what
-    is left away has an executor elsewhere, and the run's session is the first to be given that.
-    """
+    is left away has an executor elsewhere, and the run's session is the first to be given that."""
     used: Counter[tuple[str, str]] = Counter()
     for executor in executors:
         node, resources = executor.spec.node, executor.spec.resreq
@@ -178,8 +175,7 @@ class Bypass:
         self._batch, self._session = 0, "none"
 
     def follow(self, nodes: list[pb.Node], executors: list[pb.Executor], session: str) -> None:
-        """Have the session that the cluster asks for now, or none, for the run's. Raises FlameError
-        or grpc.RpcError."""
+        """Have the session that is needed now, or none. Raises FlameError or grpc.RpcError."""
         claim = claim_of(session)
         batch = batch_past(nodes, executors, claim)
         bound = any(executor.status.session_id == self._session for executor in executors)

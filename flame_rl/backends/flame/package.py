@@ -1,8 +1,7 @@
 """What is shipped to a cluster: the actor's code and the user's environment modules, nothing else.
 
 The package is a staging folder made for the run. Other files beside main.py (runs, checkpoints,
-.env files, data) are never sent, and neither is torch.
-"""
+.env files, data) are never sent, and neither is torch."""
 
 import contextlib
 import hashlib
@@ -34,8 +33,7 @@ from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire.messages import Environment
 
 DEPLOY_SECONDS = 60.0
-# Attempts to ship the package, of which the last is under a name of its own.
-DEPLOYMENTS = 3
+DEPLOYMENTS = 3  # attempts to ship the package, of which the last is under a name of its own
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SHIPPED = ("wire", "nets", "actor")
@@ -71,8 +69,7 @@ def stage_package(folder: Path, environment: Environment, install: bool = True) 
     A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
     the user's own file or folder; if it came with an installed package, that package becomes a
     dependency. Without `install` there are none: executors have them. Raises UsageError if a module
-    cannot be found, or sent.
-    """
+    cannot be found, or sent."""
     target = folder / _ROOT.name
     for name in _SHIPPED:
         shutil.copytree(_ROOT / name, target / name, ignore=_IGNORED)
@@ -187,8 +184,7 @@ def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bo
     Nodes install a package once for each name of an application. The name holds a digest of the
     content, so that all runs of equal content share an install, and what runs is what was shipped;
     unless `shared`, it is this run's alone. Raises RunError if Flame does not take the package, and
-    UsageError as `stage_package` does, or if the object cache is out of reach.
-    """
+    UsageError as `stage_package` does, or if the object cache is out of reach."""
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         dependencies = stage_package(Path(folder), environment, install)
         shared_name = f"flame-rl-{digest_of(Path(folder))}"
