@@ -70,10 +70,8 @@ def collect_episodes(
 class _Play:
     """The episodes of one request, while they are played. In a lock step, every running slot
     observes, acts and steps, each in an episode of its own. Where K agents play together, every K
-    slots are a group, and so are every K episodes.
-
-    `running`: int [n], the slots that play, ascending. `ended`, `env_steps`: the number of episodes
-    that have ended, and that of env steps."""
+    slots are a group, and so are every K episodes. `running`: int [n], the slots that play,
+    ascending. `ended`, `env_steps`: the numbers of ended episodes and of env steps."""
 
     def __init__(
         self,
@@ -94,8 +92,7 @@ class _Play:
         # Those of the first episodes, in their order.
         self.first_slots = choose_slots(simulator, self._starts_of(range(slots)))
         width = _round_up(int(self.first_slots.max()) + 1)
-        # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
-        # last row of each column that has a row per observation.
+        # Of each episode; `_last`: the last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
         seeds = [seed_of(request, index) for index in request.indices]
         self._seeds = np.array(seeds, np.int64).repeat(agents)
@@ -163,8 +160,7 @@ class _Play:
         return episodes
 
     def _cut_out(self) -> dict[str, np.ndarray]:
-        """The columns of all episodes, as in `Episodes`, cut out of the blocks, of which none
-        stays, so that memory is free early."""
+        """The columns of all episodes, as in `Episodes`; frees the blocks."""
         slot, first, length = self._slot, self._first, self._lengths
         count, steps = len(length), int(length.sum())
         start = np.cumsum(length) - length
@@ -345,7 +341,7 @@ class Block:
 
 
 def _rows(array: np.ndarray, axes: int) -> np.ndarray:
-    """A view with the first `axes` dimensions as one, and each row as one opaque value, which NumPy
+    """A view with the first `axes` dimensions as one, each row as one opaque value, which NumPy
     gathers and scatters several times as fast."""
     count = math.prod(array.shape[:axes])
     if array.ndim == axes:

@@ -103,8 +103,8 @@ class Collector:
         return column(answer, self._about)
 
     def _watch(self) -> None:
-        """End this process where Flame has given up its executor, or where Flame's executor manager
-        has ended: nobody else does."""
+        """End this process once Flame has given up its executor, or Flame's executor manager has
+        ended: nobody else does."""
         manager, was_known, asked_at, pause = _manager(), False, -math.inf, ASK_SECONDS
         while _manager() == manager:
             # The first answers are needed soon: what was never known cannot be missed.

@@ -1,5 +1,4 @@
-"""Collect on this machine: in this process, where a breakpoint in a simulator or the collector
-works, or in supervised worker processes."""
+"""Collect on this machine: in this process, where breakpoints work, or in supervised workers."""
 
 import os
 import threading

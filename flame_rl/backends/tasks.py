@@ -20,17 +20,14 @@ TASK_SECONDS = 0.25
 # On a cluster, a task costs the learner half of this: to send and watch it, fetch and delete its
 # answer. The learner keeps N workers busy if a task takes at least N times this.
 LEARNER_SECONDS = 0.01
-# The fraction of the episodes that many workers keep back for those that finish first. One worker
-# waits for no other, and two do not wait long for each other.
+# The fraction of the episodes that many workers keep back for those that finish first.
 KEPT_BACK = 0.2
 # Nothing is kept back if a worker's part of it would be less than this fraction of a task worth
 # sending: few episodes side by side take nearly as long as many.
 LEAST_KEPT_BACK = 0.15
-# A worker is slow if it has less than this fraction of the mean speed. Below it, tasks are sized so
-# that the slowest plays one in an iteration.
+# Below this fraction of the mean speed, tasks are sized so that the slowest plays one an iteration.
 UNEVEN = 0.75
-# A task is late after this many times its expected seconds, and at least `TASK_SECONDS` more: a
-# shorter wait is not worth another task.
+# A task is late after this many times its expected seconds, and at least `TASK_SECONDS` more.
 LATE = 1.5
 _REMEMBERED = 64  # the number of answered tasks from which the typical duration is known
 FIRST_SECONDS = 600.0  # the deadline until a first task has succeeded
@@ -192,8 +189,7 @@ class Tasks:
         self._waiting.extendleft(reversed(tasks))
 
     def put_off(self, task: Task) -> bool:
-        """Send this task of one episode last, if the request may want no episode of its index when
-        others have come; returns whether."""
+        """Whether this task of one episode may be unwanted once others have come: it comes last."""
         (index,) = task.request.indices
         perhaps = self._request.steps is not None and self._place[index] > self._known
         if perhaps:

@@ -20,8 +20,7 @@ class ConvolutionLayer(LayerKind):
     place of the filters, times the weights, a column for each filter. Large products are cut by
     rows, in the same way whichever pictures share the batch, so that the bits are the same.
 
-    `size` is the rows and columns of a picture, and `stride` how far the filters move each time,
-    down or to the right."""
+    `size` is the rows and columns of a picture, and `stride` the step of the filters."""
 
     kind = "convolution"
     arrays: ClassVar[Shapes] = {

@@ -11,13 +11,11 @@ from flame_rl.nets.layers import Shapes
 from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
 
-NoiseKind = Literal["normal", "uniform"]
 # What comes with B observations, such as masks: columns by name, [B, ...] each.
 Columns = dict[str, np.ndarray]
 NOTHING: Columns = {}
 # The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
-# where it learns. From the authors' code: beyond it a standard deviation is useless, or its
-# exponential too large.
+# where it learns, as in the authors' code: what is beyond is useless, or overflows.
 LOG_STD_RANGE = (-20.0, 2.0)
 
 
@@ -25,31 +23,19 @@ class HeadKind:
     """A policy's head, made from the width of the network's output and the head's arrays by name.
 
     An action must not depend on which other observations share the batch: the order in which the
-    numbers of a row are added must not depend on the number of rows.
+    numbers of a row are added must not depend on the number of rows."""
 
-    Attributes:
-        kind: its name in a `PolicySnapshot`.
-        arrays, integers: shapes of the arrays of float32, and of int32.
-        noise: the kind of random numbers that an action is sampled with: standard normal, or
-            uniform in [0, 1).
-        noise_width: how many random numbers an action takes.
-        noise_carry: the share of a step's noise that is added to the next step's own random
-            numbers; 0: the steps of an episode have independent noise.
-        noise_repeat: the probability that a step has the noise of the step before, but for an
-            episode's first step.
-        dtype, shape: the type and shape of one action.
-        choices: the number of choices of each of its factors; of real numbers, none."""
-
-    kind: ClassVar[str]
-    arrays: ClassVar[Shapes] = {}
-    integers: ClassVar[Shapes] = {}
-    noise: ClassVar[NoiseKind]
-    dtype: ClassVar[str]
-    noise_width: int
-    noise_carry: float = 0.0
-    noise_repeat: float = 0.0
+    kind: ClassVar[str]  # its name in a `PolicySnapshot`
+    arrays: ClassVar[Shapes] = {}  # of float32
+    integers: ClassVar[Shapes] = {}  # of int32
+    # Standard normal, or uniform in [0, 1): the random numbers that an action is sampled with.
+    noise: ClassVar[Literal["normal", "uniform"]]
+    noise_width: int  # how many of them an action takes
+    noise_carry: float = 0.0  # the share of a step's noise that is added to the next step's own
+    noise_repeat: float = 0.0  # the probability that a step has the noise of the one before
+    dtype: ClassVar[str]  # of one action
     shape: tuple[int, ...] = ()
-    choices: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()  # of each of an action's factors; of real numbers, none
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """An action for each row of the output, float64 [B, width], sampled with noise, float64
@@ -62,8 +48,7 @@ class HeadKind:
 
 
 class FactoredHead(HeadKind):
-    """F independent categorical distributions: the output is their logits, one factor after
-    another. Actions are int32 [B, F]."""
+    """F independent categorical distributions: the output is their logits; int32 [B, F]."""
 
     kind = "factored"
     integers: ClassVar[Shapes] = {"choices": ("factors",)}
@@ -100,8 +85,7 @@ class FactoredHead(HeadKind):
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution: the output is its logits; actions are int32 [B]. `width`: A, the
-    number of choices."""
+    """A categorical distribution: the output is its logits, [B, A]; actions are int32 [B]."""
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}
@@ -158,8 +142,7 @@ class EpsilonGreedyHead(HeadKind):
 
 class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     """A categorical distribution of the return for each action: the output is their logits, action
-    by action. An action's value is the mean of its distribution (Bellemare et al. 2017, algorithm
-    1); `EpsilonGreedyHead` says how values become actions."""
+    by action; its value is the mean of its distribution (Bellemare et al. 2017, algorithm 1)."""
 
     kind = "epsilon_greedy_distribution"
     arrays: ClassVar[Shapes] = {**EpsilonGreedyHead.arrays, "support": ("atoms",)}
@@ -167,8 +150,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     def __init__(
         self, width: int, epsilon: np.ndarray, repeat: np.ndarray, support: np.ndarray
     ) -> None:
-        """`support`, float32 [atoms], are the atoms, the returns that have a probability; their
-        number divides `width`."""
+        """`support`, float32 [atoms]: the returns that have a probability."""
         if width % len(support):
             raise WireError(
                 f"support: {len(support)} atoms do not divide the width of the output, {width}, "
@@ -188,8 +170,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
 
 
 class GaussianHead(HeadKind):
-    """A diagonal Gaussian: the output is its mean; its standard deviation does not depend on
-    observations. Actions are float32 [B, A]."""
+    """A diagonal Gaussian: the output is its mean; `log_std` depends on nothing; float32 [B, A]."""
 
     kind = "gaussian"
     arrays: ClassVar[Shapes] = {"log_std": ("in",)}

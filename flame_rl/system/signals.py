@@ -67,8 +67,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
 @contextlib.contextmanager
 def stoppable(stop: threading.Event) -> Iterator[None]:
     """Within the block `end_if_stopped` heeds this event. Where Ctrl-C would raise an exception, it
-    sets the event, and KeyboardInterrupt comes at the end of the block: a second one cannot come
-    while the first is being undone."""
+    sets the event, and KeyboardInterrupt comes at the end, where no second one can disturb it."""
     token, held = _STOP.set(stop), []
 
     def hold(*_: object) -> None:

@@ -26,8 +26,7 @@ def encode_snapshot(snapshot: messages.PolicySnapshot) -> bytes:
 
 
 def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
-    """The snapshot, with finite arrays; `flame_rl.nets.acting.ActingPolicy` checks that layers of
-    these kinds are known and fit each other."""
+    """The snapshot, with finite arrays; `ActingPolicy` checks that its layers are known and fit."""
     header, arrays = unpack(data, "snapshot")
     snapshot = from_data(messages.PolicySnapshot, header)
     for place, layer in enumerate((*snapshot.layers, snapshot.head)):
@@ -107,8 +106,7 @@ def decode_result(
     data: Buffer, request: messages.CollectRequest
 ) -> messages.Episodes | messages.CollectFailure:
     """The answer to `request`: exactly its episodes, or why they are missing. The arrays are views
-    of `data`, or of a copy where it is read-only, with the types, shapes and ranges of the columns
-    that were asked for."""
+    of `data`, or of a copy where it is read-only, and as the columns that were asked for say."""
     if message_type(data) == "failure":
         env_id = request.environment.env_id
         return _decode(data, "failure", messages.CollectFailure, env_id=env_id)
@@ -169,7 +167,6 @@ def failure_kind(answer: Buffer) -> messages.FailureKind | None:
 
 
 def encode_describe(environment: messages.Environment) -> bytes:
-    """The request for a description, whose answer `decode_description` reads."""
     return pack("describe", to_data(environment), {})
 
 

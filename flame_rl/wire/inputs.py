@@ -26,11 +26,8 @@ _LEAST_OF_A_PICTURE = 3  # the least sides of a picture, for one convolution of 
 @dataclass(frozen=True)
 class ObservationPart:
     """A space inside Dicts and Tuples, or the whole one, and its slice of the flattened vector.
-
-    Attributes:
-        name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
-        path: keys of Dicts and places in Tuples, from the outermost.
-        one_byte: whether its numbers are recorded in one byte each, for an input of its own."""
+    `name`: as Python indexes an observation, "['arm'][0]"; empty for the whole. `path`: keys and
+    places, from the outermost. `one_byte`: whether it is an input of its own, of bytes."""
 
     name: str
     path: tuple[str | int, ...]
@@ -126,16 +123,14 @@ def why_no_keys(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> str
 
 
 def observation_dtype(space: gymnasium.Space) -> str:
-    """The type of a flattened observation with all its inputs side by side: "uint8" of a single
-    input of one byte, such as a picture; of all others "float32"."""
+    """The type of a flattened observation: "uint8" of one input of one byte, else "float32"."""
     inputs = observation_inputs(space)
     return inputs[0].dtype if len(inputs) == 1 else "float32"
 
 
 def is_channels_first(space: gymnasium.Space) -> bool:
     """Whether observations are pictures [channels, rows, columns], as torch has them: a Box of one
-    byte whose first axis is at most half as long as each other one. They become [rows, columns,
-    channels] where they are read."""
+    byte whose first axis, at most half as long as the others, becomes the last when it is read."""
     shape = space.shape or ()
     return _has_bytes(space) and len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
 

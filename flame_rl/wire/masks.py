@@ -7,8 +7,7 @@ which the first choice is the highest bit of the first."""
 import numpy as np
 
 ACTION_MASKS = "action_masks"  # the column of masks, a row for each observation
-# In place of the logit of a forbidden choice. Its probability is exactly 0, and so is any product
-# with it, which is not a number where the logit is infinite.
+# Of a forbidden choice: its probability is exactly 0, and so, unlike with infinity, any product.
 FORBIDDEN_LOGIT = -1e30
 
 

@@ -28,8 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """Header, values of JSON, and arrays, numbers or booleans, as one byte string; `kind` is the
-    message's type, which `unpack` checks."""
+    """A message of this type, which `unpack` checks: a header of JSON, and numbers or booleans."""
     return b"".join(pack_buffers(kind, header, arrays))
 
 

@@ -39,15 +39,13 @@ class DefaultTimeLimit(TimeLimit):
 
 
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
-    """A Gymnasium environment within its wrappers; `render_mode` is Gymnasium's. Raises
-    SimulatorError of kind "environment"."""
+    """A Gymnasium environment within its wrappers. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
         spec = import_class(env_id)
         with quiet_about_own_models(spec):
             env = gymnasium.make(
-                # Gymnasium's search for another version walks through the registry, where another
-                # thread may register meanwhile.
+                # Gymnasium's search for a newer version fails where another thread registers.
                 spec or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
@@ -65,26 +63,20 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     return env
 
 
-def import_registering(module: str, name: str) -> None:
-    """Import the module that registers an environment, or else call the function that its package
-    names among Gymnasium's entry points, as MinAtar does."""
-    importlib.import_module(module)
-    # Gymnasium explains a name that is known in another version.
-    if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
-        return
-    groups = metadata.entry_points()
-    # The group's name may be followed by a namespace.
-    for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
-        for entry in groups.select(group=group):
-            if entry.attr and f"{entry.module}.".startswith(f"{module}."):
-                entry.load()()
-
-
 def import_class(env_id: str) -> EnvSpec | None:
-    """Import the modules that register an environment and have its class; returns its entry."""
+    """Import the modules that register an environment and have its class; returns its entry. Where
+    no import does, call what the package names among Gymnasium's entry points, as MinAtar does."""
     module, colon, name = env_id.rpartition(":")
     if colon:
-        import_registering(module, name)
+        importlib.import_module(module)
+    # Gymnasium explains a name that is known in another version.
+    if colon and _stem(name) not in map(_stem, [*gymnasium.registry]):
+        groups = metadata.entry_points()
+        # The group's name may be followed by a namespace.
+        for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
+            for entry in groups.select(group=group):
+                if entry.attr and f"{entry.module}.".startswith(f"{module}."):
+                    entry.load()()
     spec = gymnasium.registry.get(name)
     if spec is not None and (module := _module_of(spec)):
         importlib.import_module(module)

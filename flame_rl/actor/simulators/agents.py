@@ -1,8 +1,6 @@
-"""PettingZoo's environments, in which several agents play, each in a slot of its own. They share
-one policy, and therefore must have the same spaces.
-
-An environment is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`, which
-have a function `parallel_env`, or, for agents that take turns, `env`."""
+"""PettingZoo's environments, in which several agents of the same spaces play by one policy, each in
+a slot of its own. An environment is named as PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`,
+which has a function `parallel_env`, or, for agents that take turns, `env`."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ def has_agents(env_id: str) -> bool:
 
 
 class AgentsSimulator(EnvironmentsSimulator):
-    """An environment for each group of slots, stepped one after another. All agents begin together;
-    of one that ends early nothing is read until the next reset."""
+    """An environment for each group of slots. All agents begin together; of one that ends early
+    nothing is read until the next reset."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
         """For the arguments see `plain_simulator`."""
@@ -142,8 +140,7 @@ def plain_simulator(
 
 
 def _make(environment: Environment, render_mode: str | None) -> ParallelEnv:
-    """A parallel environment whose agents have the same spaces, shown as `render_mode` says. Raises
-    SimulatorError of kind "environment"."""
+    """A parallel environment. Raises SimulatorError unless its agents have the same spaces."""
     env_id = environment.env_id
     options = constructor_arguments(environment, render_mode)
     try:
@@ -171,8 +168,7 @@ def _make(environment: Environment, render_mode: str | None) -> ParallelEnv:
 
 
 def _spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
-    """The spec of an environment that `_make` made. Raises SimulatorError of kind
-    "environment" for spaces that cannot be learned."""
+    """The spec of an environment of `_make`. Raises SimulatorError as `check_spaces` does."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)

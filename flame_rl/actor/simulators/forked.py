@@ -25,8 +25,7 @@ _DONE = "done"  # the last note, which a fork that code of an environment's ends
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
     """Do `work` in a fork, without what it prints. It is given a function that notes values of
     JSON, and a stack that closes at its end; it sets an alarm (`signal.alarm`) where it may hang.
-    What it raises only ends it. Returns what it noted, and "" or what ended the fork before: the
-    name of a signal, or "exit code 3"."""
+    What it raises only ends it. Returns what it noted, and "" or what ended it before, in words."""
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads

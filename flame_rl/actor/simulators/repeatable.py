@@ -1,6 +1,5 @@
 """Whether an environment repeats itself: with one seed and the same actions, one episode. Where it
-does not, results depend on the number of workers and on what was played before, and a lost episode
-cannot be collected again."""
+does not, results depend on the workers and on earlier episodes; a lost one cannot be repeated."""
 
 import math
 import os
@@ -51,22 +50,15 @@ _Row = dict[str, np.ndarray]  # what is compared after a reset, and after each s
 
 
 class Checked(NamedTuple):
-    """What was found of an environment.
+    """What was found of an environment; texts are empty where there is nothing to say."""
 
-    Attributes:
-        differs: where episodes differ and why; "" if they do not, as far as that is known.
-        unknown: why that is not known, in a sentence, or "".
-        failed: how it failed, or ended its process; or "".
-        action_mask: where it has masks; None: its reset takes too long for this to be known.
-        bytes: the memory that one takes; 0: not known.
-        rounded: which numbers of observations float32 does not hold, in a sentence, or ""."""
-
-    differs: str = ""
-    unknown: str = ""
-    failed: str = ""
+    differs: str = ""  # where episodes differ and why
+    unknown: str = ""  # why that is not known, in a sentence
+    failed: str = ""  # how it failed, or ended its process
+    # Where it has masks; None: its reset takes too long for this to be known.
     action_mask: MaskSource | None = "none"
-    bytes: int = 0
-    rounded: str = ""
+    bytes: int = 0  # the memory that one takes; 0: not known
+    rounded: str = ""  # which numbers of observations float32 does not hold, in a sentence
 
 
 def check_repeats(environment: Environment, effort: Effort = QUICK) -> Checked:
@@ -129,8 +121,7 @@ def check_beside(environment: Environment, effort: Effort = QUICK) -> tuple[str,
 
 
 def check_processes(environment: Environment, effort: Effort) -> str:
-    """Play a step in another process while an episode goes on in this one's fork, as where a run
-    has several workers. Returns why none can be played, or ""."""
+    """Play a step in another process beside an episode in a first one. Returns why not, or ""."""
     (begun, begins), (over, ends) = os.pipe(), os.pipe()
 
     def hold(note: Note, closing: ExitStack) -> None:

@@ -1,6 +1,5 @@
 """What an environment returned, checked and written into a simulator's rows. Whatever is wrong
-raises `SimulatorError`, of kind "invalid", with the slot. The caller checks that numbers are
-finite, of all slots together."""
+raises `SimulatorError` of kind "invalid", with the slot; that numbers are finite, callers check."""
 
 import re
 import signal
@@ -30,8 +29,7 @@ _CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame
 
 
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
-    """The failure of an environment whose `source`, "reset" or "step", raised this, be it
-    SystemExit. Raises Ctrl-C, which is none of its own."""
+    """The failure of an environment whose "reset" or "step" raised this. Raises a user's Ctrl-C."""
     listening = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     if isinstance(error, KeyboardInterrupt) and not listening:
         raise error
@@ -131,8 +129,10 @@ class Masks:
         """`space` is that of the actions, `rows` the number of the simulator's."""
         self.found_in = found_in
         self._space = space
-        self._first = masks.first_choices(space)
-        count = sum(choices_of(space))
+        choices = np.array(choices_of(space), np.int64)
+        count = int(choices.sum())
+        # The place of each factor's first choice among all choices.
+        self._first = np.cumsum(choices) - choices
         # More than 1 where an environment returned something else than 0 and 1.
         self._allowed = np.ones((rows, count), np.uint8)
         # The shape of most masks, which need no other check.
@@ -186,7 +186,8 @@ class Masks:
         truncated, nothing, by which a learner knows it."""
         rows = as_rows(slots)
         allowed = self._allowed[rows]
-        wrong = ~masks.allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
+        lacking = ~np.logical_or.reduceat(allowed, self._first, axis=1).all(axis=1)
+        wrong = lacking | (allowed.max(axis=1) > 1)
         for slot in slots[wrong].tolist():
             mask = self._allowed[slot]
             ended = simulator.terminated[slot] or simulator.truncated[slot]

@@ -122,8 +122,7 @@ class Worker:
         """Let the child collect what an encoded request asks for. Returns encoded episodes, or an
         encoded `CollectFailure`, whatever the child does. `snapshot` is encoded, and sent only to a
         child that does not hold these bytes yet. `withdrawn` is called ten times a second; true
-        when nobody wants the answer any more: the child then has `CLOSE_SECONDS` to say that it has
-        stopped, before it is killed."""
+        when nobody wants the answer any more: the child has `CLOSE_SECONDS` to stop by itself."""
         with self._calling:
             answer = self._call(request, limits.deadline, withdrawn, snapshot)
             self.played = 0, 0
@@ -139,8 +138,7 @@ class Worker:
             return answer
 
     def close(self) -> None:
-        """End the child, for good, even in the middle of another thread's call. It has
-        `CLOSE_SECONDS` to close its environments."""
+        """End the child, for good, even in the middle of another thread's call."""
         self._closed = True  # which ends the call
         with self._calling:
             self._end_child(CLOSE_SECONDS)

@@ -228,8 +228,7 @@ class FlameBackend:
     def _restart(self) -> None:
         """Open another session for one without executors that Flame has given up. Where no other
         node can start any, or a new session had none either, it is one of an application under
-        another name: a node never again tries to install what it could not install once. Raises
-        RunError if none has ever started, and none will."""
+        another name: a node tries to install each only once. Raises RunError if none will start."""
         report = self._session.report()
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
         # Where others could start before, it is not the package that keeps them from it.
@@ -255,8 +254,7 @@ class FlameBackend:
         return self._answers.last_result > 0
 
     def _check(self) -> None:
-        """Called while waiting, before answers are read: refuses executors of other versions,
-        closes sessions that were left, and gives up a silent cluster."""
+        """Called while waiting, before answers are read."""
         self._answers.refuse_others()
         if self._look():
             left = self._left_sessions
@@ -274,8 +272,7 @@ class FlameBackend:
             self._stop.wait(dispatch.STOP_POLL_SECONDS)
 
     def _give_up_if_lost(self, reason: str) -> None:
-        """Tell of a silence; raises RunError, with the reason why there is no result, if the
-        cluster gave no sign of life for too long."""
+        """Tell of a silence. Raises RunError, with the reason, if it lasts for too long."""
         monitor = self._monitor
         last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result

@@ -4,8 +4,7 @@ Run as a program, this is a process that outlives the learner just long enough f
 tells it what is there, one a line: `application NAME`, `session ID`, `weights REF`, `cache
 ENDPOINT`. The last line is `dismissed` if nothing is left.
 
-flamepy is imported where it is used: the import takes a second of a core, and this process, which
-may only ever wait, must not slow down the learner's start."""
+flamepy, whose import takes a second, is imported where it is used: this process may only wait."""
 
 import contextlib
 import functools
@@ -111,8 +110,7 @@ def _remove(application: str, left: Left) -> bool:
 
 
 def _delete_everywhere(path: str, caches: list[str]) -> None:
-    """Delete the objects with this prefix in the configured cache, which must answer, and in those
-    beside it, which may be gone with all that they had."""
+    """Delete the objects with this prefix in the configured cache, and in others if they answer."""
     from flamepy.core import cache
 
     from flame_rl.backends.flame.compat import delete_objects

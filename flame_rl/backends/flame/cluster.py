@@ -26,8 +26,7 @@ LEAST_BYTES = 256 << 20
 # is for other runs. With much less, Flame would place all on one node, which it fills first.
 CLAIMED = 0.5
 
-# An executor installs the package's dependencies before its first task; with a cold cache of
-# packages this takes as long as downloading MuJoCo does.
+# An executor installs dependencies before its first task, and may have to download MuJoCo.
 STARTUP_SECONDS = 300.0
 ASK_SECONDS = 5.0  # how often Flame is asked while episodes are awaited
 QUIET_SECONDS = 10.0  # a silence of this length is told
@@ -259,8 +258,7 @@ class ExecutorMonitor:
             self._taken_at = now
         if not (before.nodes_stuck and seen.nodes_stuck):
             self._moved_at = now
-        # What keeps executors from the run is said once it is the same twice, as a healthy one is
-        # back soon, and when nothing does any more.
+        # Troubles are said once they are the same twice, as a healthy executor is back soon.
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
         known = seen.troubles or seen.working >= seen.wanted
         if settled and known and seen.troubles != self._said:
@@ -279,8 +277,7 @@ class ExecutorMonitor:
 
     def limit(self, patience: float) -> float:
         """The seconds of silence after which the cluster is lost: `patience`, but as many as at the
-        start of a run while other runs have the executors, and for `patience` after that, in which
-        one of them may start for this run."""
+        start of a run while other runs have the executors, and for `patience` after that."""
         taken = time.monotonic() - self._taken_at < max(patience, 2 * ASK_SECONDS)
         return max(STARTUP_SECONDS, patience) if taken else patience
 

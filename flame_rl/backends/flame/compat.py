@@ -102,8 +102,8 @@ def future_of(task: ObjectFuture) -> Future[bytes]:
 
 
 def close_session(session: str) -> bool:
-    """Close a session by its id; returns whether it is closed or unknown to Flame. Goes with an
-    error that says which of the two it is."""
+    """Close a session by its id; returns whether it is closed or unknown to Flame, and not refused
+    because tasks run. Goes with an error that says which."""
     try:
         client.close_session(session)
     except Exception:

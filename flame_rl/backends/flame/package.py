@@ -212,8 +212,7 @@ def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bo
 
 
 def _has_package(application: str) -> bool:
-    """Whether the application's package is where its executors will look for it. Raises UsageError
-    if that object cache cannot be reached from here."""
+    """Whether the package is where executors look for it. Raises UsageError if nothing answers."""
     found = client.get_application(application)
     if found is None:  # removed just now
         return False

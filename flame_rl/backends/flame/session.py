@@ -26,8 +26,7 @@ from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import codec
 from flame_rl.wire.fields import WireError, value_from_data
 
-# Weights have `CALL_SECONDS` and what they take at this many bytes a second, or this many times
-# what the last ones took.
+# Weights have `CALL_SECONDS` and bytes / `SLOWEST`, or `TIMES_THE_LAST` what the last ones took.
 SLOWEST = 125_000.0
 TIMES_THE_LAST = 10.0
 _MOST_BYTES = 4096  # far above what an executor says of itself
@@ -36,8 +35,7 @@ _MOST_BYTES = 4096  # far above what an executor says of itself
 class Answers:
     """What is known of all answers of a run, and what their executors run, beside what this machine
     runs. Heard by the threads that fetch answers, asked by the one that collects. `last_result`:
-    when the last episodes came, in monotonic seconds. `dropped`: the number of answers that came
-    when nobody waited for them any more."""
+    when the last episodes came, in monotonic seconds. `dropped`: how many came too late."""
 
     def __init__(self) -> None:
         self.last_result, self.dropped = 0.0, 0
