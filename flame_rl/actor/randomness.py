@@ -76,12 +76,10 @@ class Noise:
                 self._draw(slot, row)
 
     def end(self, slots: np.ndarray) -> None:
-        """Nothing plays in `slots` any more."""
         for slot in slots.tolist():
             self._playing.pop(slot, None)
 
     def next_block(self) -> None:
-        """Draw the rows of the next block."""
         for slot in self._playing:
             self._draw(slot, 0)
 

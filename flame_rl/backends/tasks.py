@@ -185,7 +185,6 @@ class Tasks:
         return self._unanswered(task, self._copies(), 0)
 
     def put_first(self, tasks: Sequence[Task]) -> None:
-        """These come next, the first of them first."""
         self._waiting.extendleft(reversed(tasks))
 
     def put_off(self, task: Task) -> bool:

@@ -151,10 +151,6 @@ class _Memory(LayerModule):
         """The outputs, and the last state, [1, E, outputs] each, from the first; None: 0."""
         raise NotImplementedError
 
-    def biases(self) -> dict[str, Tensor]:
-        """The kind's biases by name, [gates * outputs] each."""
-        raise NotImplementedError
-
     def arrays(self) -> dict[str, Tensor]:
         arrays = {"input_weight": self.weight_ih_l0.T, "state_weight": self.weight_hh_l0.T}
         # torch lists the gates one after another; for actors they have a dimension of their own.

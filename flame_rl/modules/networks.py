@@ -57,7 +57,6 @@ class PolicyNetwork(ObservationNetwork):
         self._head = head
 
     def head(self) -> Layer:
-        """The head for actors."""
         return self._head
 
     def snapshot(self) -> PolicySnapshot:
@@ -220,7 +219,6 @@ class ValueNetwork(ObservationNetwork):
 
     @property
     def last(self) -> nn.Module:
-        """The last layer."""
         return self.network[-1]
 
 
@@ -257,7 +255,6 @@ class SharedNetwork(nn.Module):
         return (self._values(self.features(self.policy.preprocess(*inputs_of(samples)))),)
 
     def snapshot(self) -> PolicySnapshot:
-        """The policy's layers and head for actors."""
         return self.policy.snapshot()
 
     @property

@@ -56,7 +56,6 @@ class FactoredHead(HeadKind):
     dtype = "int32"
 
     def __init__(self, width: int, choices: np.ndarray) -> None:
-        """`choices`, int32 [F], is the number of choices of each factor."""
         if len(choices) == 0 or choices.min() < 1 or int(choices.sum(dtype=np.int64)) != width:
             raise WireError(
                 f"choices: {choices.tolist()[:20]} where numbers above 0 whose sum is {width}, the "
@@ -72,16 +71,15 @@ class FactoredHead(HeadKind):
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        return sample_choices(self._by_factor(masked(output, seen, FORBIDDEN_LOGIT)), noise.T).T
+        return sample_choices(self._by_choice(output, seen), noise.T).T
 
     def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        logits = self._by_factor(masked(output, seen, FORBIDDEN_LOGIT))
-        return logits.argmax(axis=0).astype(np.int32).T
+        return self._by_choice(output, seen).argmax(axis=0).astype(np.int32).T
 
-    def _by_factor(self, output: np.ndarray) -> np.ndarray:
-        """Logits by factor: float64 [B, width] -> [most choices, F, B]."""
+    def _by_choice(self, output: np.ndarray, seen: Columns) -> np.ndarray:
+        """Logits: float64 [B, width] -> [most choices, F, B], without F for a single factor."""
         impossible = np.full((1, len(output)), -np.inf)
-        return np.concatenate([output.T, impossible])[self._places]
+        return np.concatenate([masked(output, seen, FORBIDDEN_LOGIT).T, impossible])[self._places]
 
 
 class CategoricalHead(FactoredHead):
@@ -92,16 +90,14 @@ class CategoricalHead(FactoredHead):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, np.array([width]))
-        self.width = width
         self.shape = ()
-
-    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        # Transposed to one row per choice, because NumPy reduces many short rows slowly.
-        logits = masked(output, seen, FORBIDDEN_LOGIT)
-        return sample_choices(np.ascontiguousarray(logits.T), noise[:, 0])
 
     def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return masked(output, seen, FORBIDDEN_LOGIT).argmax(axis=1).astype(np.int32)
+
+    def _by_choice(self, output: np.ndarray, seen: Columns) -> np.ndarray:
+        # A row for each choice, because NumPy reduces many short rows slowly.
+        return np.ascontiguousarray(masked(output, seen, FORBIDDEN_LOGIT).T)
 
 
 class EpsilonGreedyHead(HeadKind):
@@ -259,7 +255,7 @@ class NoisyHead(HeadKind):
 
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Inverse transform sampling of a softmax: the first choice whose cumulative probability
-    exceeds the uniform number; float64 [choices, ...] and [...] -> int32 [...]."""
+    exceeds the uniform number; float64 [choices, ...] and [...] or [1, ...] -> int32 [...]."""
     cumulative = np.cumsum(np.exp(logits - logits.max(axis=0)), axis=0)
     threshold = uniform * cumulative[-1]
     return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)

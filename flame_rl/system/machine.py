@@ -56,18 +56,14 @@ ONE_BLAS_THREAD = _OneBlasThread()
 # The threads that are in the block, one of which may hold the lock, do not survive a fork.
 os.register_at_fork(after_in_child=ONE_BLAS_THREAD.__init__)
 
-# glibc's mallopt: arrays below 32 MiB come from the heap, which keeps 256 MiB of free memory.
-_MMAP_THRESHOLD = -3, 1 << 25
-_TRIM_THRESHOLD = -1, 1 << 28
-
 
 def keep_freed_memory() -> None:
     """Let this process keep freed memory for its next arrays, for good: fetching it again page by
     page can take as long as the rest of a gradient step. Without effect but with glibc."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if hasattr(libc, "mallopt"):
-        libc.mallopt(*_MMAP_THRESHOLD)
-        libc.mallopt(*_TRIM_THRESHOLD)
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: arrays below 32 MiB come from the heap,
+        libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD: which keeps 256 MiB of free memory
 
 
 def available_cores() -> int:

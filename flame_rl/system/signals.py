@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from flame_rl.system.errors import Interrupted, warn
 
-_SHOW_CURSOR = "\x1b[?25h"
 # `uv run` forwards a signal that the terminal has sent to this process, too: both count as one.
 _ONE_SIGNAL_SECONDS = 0.3
 _GRACE_SECONDS = 0.5
@@ -46,7 +45,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
             received_at = now
         elif now - received_at > _ONE_SIGNAL_SECONDS:
             if sys.stdout is not None and sys.stdout.isatty():
-                os.write(1, _SHOW_CURSOR.encode())
+                os.write(1, b"\x1b[?25h")  # show the cursor
             os._exit(128 + number)
         stop.exit_code = 128 + number
         stop.set()

@@ -49,7 +49,6 @@ class ObservationInput:
 
     @property
     def width(self) -> int:
-        """How many numbers it has."""
         return self.stop - self.start
 
     @property

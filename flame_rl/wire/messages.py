@@ -249,7 +249,6 @@ class Episode(_Recorded):
 
     @property
     def length(self) -> int:
-        """T."""
         return len(self.rewards)
 
 
@@ -271,7 +270,6 @@ class Episodes(_Recorded):
 
     @property
     def steps(self) -> int:
-        """N."""
         return int(self.lengths.sum())
 
     def __len__(self) -> int:

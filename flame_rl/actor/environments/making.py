@@ -280,7 +280,6 @@ def cannot_be_made(env_id: str, error: BaseException, group: str = "") -> Simula
 
 
 def _needs_module(env_id: str, absent: ModuleNotFoundError, group: str) -> SimulatorError:
-    """See `cannot_be_made`."""
     package = absent.name.partition(".")[0]
     module = env_id.rpartition(":")[0] or env_id
     if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):

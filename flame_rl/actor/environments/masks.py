@@ -109,6 +109,17 @@ def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
     return _numbers(parts, 1).astype(np.uint8)
 
 
+def first_choices(space: gymnasium.Space) -> np.ndarray:
+    """The place of each factor's first choice among all choices, int64 [F]."""
+    choices = np.array(choices_of(space), np.int64)
+    return np.cumsum(choices) - choices
+
+
+def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Whether each factor has a choice, bool [...], of `allowed_choices` and `first_choices`."""
+    return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
+
+
 def _flat(mask: object) -> list[object]:
     """The arrays, or tuples of numbers, in nested tuples."""
     if isinstance(mask, tuple) and any(isinstance(p, tuple | list | np.ndarray) for p in mask):

@@ -47,7 +47,6 @@ class AgentsSimulator(EnvironmentsSimulator):
     nothing is read until the next reset."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """For the arguments see `plain_simulator`."""
         super().__init__(environment, lambda: _make(environment, render_mode), _spec_of)
         self._names = list(self.first.possible_agents)
         self._has_numbers = environment.agent_number
@@ -106,7 +105,6 @@ class AgentsSimulator(EnvironmentsSimulator):
         returned.take_observation(self._parts, observation, self.observations[slot], source, slot)
 
     def _write_masks(self, place: int, slots: np.ndarray, source: str) -> None:
-        """Write the masks of the agents in these slots, of one environment."""
         if not self.masks.read:
             return
         from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper
@@ -122,7 +120,6 @@ class AgentsSimulator(EnvironmentsSimulator):
 def _of(
     name: Hashable, given: Mapping[Hashable, object], what: str, slot: int, source: str = "step"
 ) -> object:
-    """What was returned for an agent."""
     try:
         return given[name]
     except KeyError:

@@ -109,7 +109,6 @@ def _named(info: object, name: str, flag: str, slot: int) -> np.ndarray:
 
 
 def _numbers(name: str, value: object, shape: tuple[int, ...], slot: int) -> np.ndarray:
-    """The value as an array of real numbers of this shape."""
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -129,10 +128,8 @@ class Masks:
         """`space` is that of the actions, `rows` the number of the simulator's."""
         self.found_in = found_in
         self._space = space
-        choices = np.array(choices_of(space), np.int64)
-        count = int(choices.sum())
-        # The place of each factor's first choice among all choices.
-        self._first = np.cumsum(choices) - choices
+        self._first = masks.first_choices(space)
+        count = sum(choices_of(space))
         # More than 1 where an environment returned something else than 0 and 1.
         self._allowed = np.ones((rows, count), np.uint8)
         # The shape of most masks, which need no other check.
@@ -140,7 +137,6 @@ class Masks:
 
     @property
     def read(self) -> bool:
-        """Whether there are masks."""
         return self.found_in in ("info", "observation")
 
     def take(
@@ -186,8 +182,7 @@ class Masks:
         truncated, nothing, by which a learner knows it."""
         rows = as_rows(slots)
         allowed = self._allowed[rows]
-        lacking = ~np.logical_or.reduceat(allowed, self._first, axis=1).all(axis=1)
-        wrong = lacking | (allowed.max(axis=1) > 1)
+        wrong = ~masks.allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
         for slot in slots[wrong].tolist():
             mask = self._allowed[slot]
             ended = simulator.terminated[slot] or simulator.truncated[slot]

@@ -69,7 +69,6 @@ class _Player(process.ChildProcess):
         return in_time
 
     def ending(self, error: OSError) -> str:
-        """How it ended, in words."""
         try:
             code = self.wait(1.0)  # a pipe breaks a moment before its process is gone
         except subprocess.TimeoutExpired:
@@ -217,7 +216,6 @@ class Team:
     to do takes some of the episodes that are left, first more of them, then fewer."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """`warn`: see `Worker`."""
         self._warn = warn
         self._workers = [Worker(warn)]
 
@@ -226,7 +224,6 @@ class Team:
         self._workers[0].start()
 
     def close(self) -> None:
-        """End all children for good."""
         with ThreadPoolExecutor(len(self._workers)) as threads:
             list(threads.map(Worker.close, self._workers))
 

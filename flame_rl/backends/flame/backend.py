@@ -147,7 +147,6 @@ class FlameBackend:
         self._session = Session(self._application, self._capacity, self._janitor, self._answers)
 
     def _reopen(self, reason: str) -> None:
-        """Leave the session for a new one."""
         self._leave_session()
         self._give_up_if_lost(reason)
         self._publish()

@@ -298,7 +298,6 @@ class ExecutorMonitor:
             tell(self.listener.waiting, text)
 
     def over(self) -> None:
-        """Nothing is waited for any more."""
         if self._telling:
             self._telling = False
             tell(self.listener.waiting, "")

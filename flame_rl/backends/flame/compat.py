@@ -191,7 +191,6 @@ class Bypass:
             self._batch, self._session = batch, opened.id
 
     def close(self) -> None:
-        """Close the session, if it is open."""
         if self._batch:
             close_session(self._session)
             self._batch, self._session = 0, "none"
