@@ -37,10 +37,9 @@ def collect_episodes(
 ) -> Episodes | CollectFailure:
     """Play the requested episodes side by side; where one ends, its slot takes the next at once.
     The simulator must be of the request's environment; its earlier state has no effect. Returns the
-    episodes in the order of `request.indices`, or why they could not be played.
-
-    `withdrawn` is called at every lock step; true when the answer is no longer wanted. `played` is
-    called every `TELL_SECONDS` with the numbers of episodes and env steps so far."""
+    episodes in the order of `request.indices`, or why they could not be played. `withdrawn` is
+    called at every lock step; true when the answer is no longer wanted. `played` is called every
+    `TELL_SECONDS` with the numbers of episodes and env steps so far."""
     env_id, iteration = request.environment.env_id, request.iteration
     failure = functools.partial(CollectFailure, env_id=env_id, iteration=iteration)
     if (wanted := request.policy_version) != (here := snapshot.version):

@@ -40,13 +40,11 @@ MOST_ALLOWANCE = 4.0
 
 
 class TaskSizes:
-    """Sizes the tasks of each iteration by what an episode cost in the last one.
-
-    First every worker gets one large task, in which it steps many episodes side by side. Workers
-    that finish share the rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of
-    about `TASK_SECONDS`, or longer if the learner could not keep up. Where one is much slower than
-    the others, a large task is what it can play in the whole iteration; the others take more of
-    the small ones. No result depends on it."""
+    """Sizes the tasks of each iteration by what an episode cost in the last one. First every worker
+    gets one large task, in which it steps many episodes side by side. Workers that finish share the
+    rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of about `TASK_SECONDS`, or
+    longer if the learner could not keep up. Where one is much slower than the others, a large task
+    is what it can play in the whole iteration; the others take more of the small ones."""
 
     def __init__(self, workers: int, together: int = 1) -> None:
         """`workers`: their number, which may be set between iterations. `together`: the number of
@@ -108,12 +106,11 @@ class Task:
 
 
 class Tasks:
-    """Decides what is sent when; knows no clock, no transport and no answer's content.
-
-    Workers take tasks in the order of sending, and each plays one at a time. Once all are sent
-    and a worker has nothing to do, further episodes are asked for, if the request wants steps and
-    these will be too few. Else the end of what is late is asked for again, in tasks that get
-    smaller, each episode at most twice at a time; the first answer counts."""
+    """Decides what is sent when; knows no clock, no transport and no answer's content. Workers take
+    tasks in the order of sending, and each plays one at a time. Once all are sent and a worker has
+    nothing to do, further episodes are asked for, if the request wants steps and these will be too
+    few. Else the end of what is late is asked for again, in tasks that get smaller, each episode at
+    most twice at a time; the first answer counts."""
 
     def __init__(
         self, request: CollectRequest, sizes: Sequence[int], workers: int, in_flight: int

@@ -157,9 +157,8 @@ class Returns:
 
 def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
-    Network Architectures for Deep Reinforcement Learning", eq. 9).
-
-    With Z `atoms`: [B, (1 + A) * Z], value before advantages, -> [B, A * Z]."""
+    Network Architectures for Deep Reinforcement Learning", eq. 9). With Z `atoms`: [B, (1 + A) *
+    Z], value before advantages, -> [B, A * Z]."""
     rows = len(outputs)
     by_action = outputs.reshape(rows, -1, atoms)
     value, advantages = by_action[:, :1], by_action[:, 1:]

@@ -33,9 +33,8 @@ class FrameStack(LayerModule):
 
 
 class ObservationNormalizer(LayerModule):
-    """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`.
-
-    It belongs to the network, so that a policy always acts with the statistics of its training. The
+    """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`. It
+    belongs to the network, so that a policy always acts with the statistics of its training. The
     learner sets these from all observations that it has seen. `observation_dim`: D."""
 
     kind = "normalize"

@@ -171,7 +171,6 @@ def _check_layers(
         sizes = _check_arrays(where, layer, kind, width)
         try:
             layers.append(kind(**layer.arrays))
-            layers[-1].check()
             for name, size in layers[-1].sizes().items():
                 if sizes.setdefault(name, size) != size:
                     raise WireError(

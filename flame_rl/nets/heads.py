@@ -1,7 +1,6 @@
-"""The heads of a network in NumPy: they turn its output into actions. kinds.py lists all kinds.
-The log-probabilities that losses see are in flame_rl/modules/networks.py.
-
-Where observations come with masks, what these forbid is never chosen."""
+"""The heads of a network in NumPy: they turn its output into actions. kinds.py lists all kinds. The
+log-probabilities that losses see are in flame_rl/modules/networks.py. Where observations come with
+masks, what these forbid is never chosen."""
 
 from typing import ClassVar, Literal
 
@@ -21,7 +20,6 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 class HeadKind:
     """A policy's head, made from the width of the network's output and the head's arrays by name.
-
     An action must not depend on which other observations share the batch: the order in which the
     numbers of a row are added must not depend on the number of rows."""
 

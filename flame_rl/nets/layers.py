@@ -47,11 +47,8 @@ class LayerKind:
     def __init__(self, **arrays: np.ndarray) -> None:
         vars(self).update(arrays)
 
-    def check(self) -> None:
-        """Raise WireError for values that the arrays must not have."""
-
     def sizes(self) -> dict[str, int]:
-        """Sizes by name that follow from the numbers in arrays. Raises WireError."""
+        """Sizes by name that follow from the arrays' values. Raises WireError for wrong ones."""
         return {}
 
     def act(self, x: np.ndarray) -> np.ndarray:
@@ -74,9 +71,10 @@ class NormalizeLayer(LayerKind):
     kind = "normalize"
     arrays: ClassVar[Shapes] = {"mean": ("in",), "std": ("in",)}
 
-    def check(self) -> None:
+    def sizes(self) -> dict[str, int]:
         if not (self.std > 0).all():
             raise WireError("std: not above 0")
+        return {}
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= self.mean
@@ -150,11 +148,9 @@ class SelectLayer(LayerKind):
     integers: ClassVar[Shapes] = {"places": ("out",), "width": (1,)}
     dtype = None
 
-    def check(self) -> None:
+    def sizes(self) -> dict[str, int]:
         if self.places.min() < 0 or self.places.max() >= self.width[0]:
             raise WireError(f"places: {self.places.tolist()[:20]}, not below {self.width[0]}")
-
-    def sizes(self) -> dict[str, int]:
         return {"in": int(self.width[0]), "out": self.places.size}
 
     def act(self, x: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
-"""Encode messages as bytes, and decode them again.
-
-Received bytes are untrusted: sizes, types, shapes and finiteness are checked before anything is
-used, and whatever is wrong raises `WireError`."""
+"""Encode messages as bytes, and decode them again. Received bytes are untrusted: sizes, types,
+shapes and finiteness are checked before anything is used; whatever is wrong raises `WireError`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,6 @@
-"""Read a dataclass from JSON data by its annotations, and write it as JSON data.
-
-The data are untrusted: types are exact (True is no integer), numbers and lists keep within their
-limits, and no field is unknown or missing."""
+"""Read a dataclass from JSON data by its annotations, and write it as JSON data. The data are
+untrusted: types are exact (True is no integer), numbers and lists keep within their limits, and no
+field is unknown or missing."""
 
 import contextlib
 import functools

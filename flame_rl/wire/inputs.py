@@ -1,9 +1,7 @@
 """The parts of an observation, in the order of `gymnasium.spaces.flatten`, what a network sees of
-them: pictures, each by itself, and numbers; and the columns that are recorded at every step.
-
-An observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
-Each Box of one byte in it is an input, and so are the parts between two of them together. Any
-other observation is a single input."""
+them: pictures, each by itself, and numbers; and the columns that are recorded at every step. An
+observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
+Each Box of one byte in it is an input, and so are the parts between two of them together."""
 
 from __future__ import annotations
 

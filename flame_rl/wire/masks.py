@@ -1,8 +1,7 @@
-"""Action masks: which choices are allowed at an observation, one bit for each.
-
-The choices of an action are those of its factors, one factor after another, as the logits of a
-policy are; A is their number. A mask travels, is recorded and is kept as ceil(A / 8) bytes, of
-which the first choice is the highest bit of the first."""
+"""Action masks: which choices are allowed at an observation, one bit for each. The choices of an
+action are those of its factors, one factor after another, as the logits of a policy are; A is their
+number. A mask travels, is recorded and is kept as ceil(A / 8) bytes, of which the first choice is
+the highest bit of the first."""
 
 import numpy as np
 

@@ -1,7 +1,6 @@
 """The messages between the learner and the actors: frozen, of NumPy arrays, plain values and the
-spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here.
-
-In shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
+spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here. In
+shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
 factors of a discrete one, T that of the steps of an episode, N those of E episodes."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A JSON header and named arrays to bytes and back: what messages and checkpoints are made of.
-
-The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
-the format of safetensors, whose own library would copy every array several times; here arrays are
-views of the bytes. Malformed bytes raise `WireError`; nothing is unpickled."""
+"""A JSON header and named arrays to bytes and back: what messages and checkpoints are made of. The
+bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in the
+format of safetensors, whose own library would copy every array several times; here arrays are views
+of the bytes. Malformed bytes raise `WireError`; nothing is unpickled."""
 
 import json
 import math

@@ -132,10 +132,8 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits = (
-        each._max_episode_steps for each in wrapping.wrappers_of(env) if isinstance(each, TimeLimit)
-    )
-    return min(limits, default=None)
+    limited = (layer for layer in wrapping.wrappers_of(env) if isinstance(layer, TimeLimit))
+    return min((layer._max_episode_steps for layer in limited), default=None)
 
 
 def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:

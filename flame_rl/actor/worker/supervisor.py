@@ -1,6 +1,5 @@
-"""Supervise a child process that runs `collect_episodes`, or several that share each task.
-
-A simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
+"""Supervise a child process that runs `collect_episodes`, or several that share each task. A
+simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
 
 import contextlib
 import fcntl

@@ -1,9 +1,7 @@
 """Everything that depends on flamepy 0.6.0 beyond its documented interface, and every way around a
 fault of Flame 0.6.0. Each item ends with what upstream would have to offer so that it can go.
-
 `__init__.py` adds one: gRPC's fork handlers stay off. Until gRPC's handlers are safe in a fork
-beside threads. The executors' side, which cannot import this, is actor/remote.py and its watchdog.
-"""
+beside threads. The executors' side, which cannot import this, is actor/remote.py."""
 
 import contextlib
 import os

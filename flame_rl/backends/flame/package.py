@@ -1,5 +1,4 @@
 """What is shipped to a cluster: the actor's code and the user's environment modules, nothing else.
-
 The package is a staging folder made for the run. Other files beside main.py (runs, checkpoints,
 .env files, data) are never sent, and neither is torch."""
 
@@ -64,12 +63,10 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 def stage_package(folder: Path, environment: Environment, install: bool = True) -> list[str]:
     """Fill `folder` with what an executor needs to collect episodes of an environment; returns the
-    dependencies, pinned to the learner's own versions.
-
-    A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
-    the user's own file or folder; if it came with an installed package, that package becomes a
-    dependency. Without `install` there are none: executors have them. Raises UsageError if a module
-    cannot be found, or sent."""
+    dependencies, pinned to the learner's own versions. A module named in `module:Name-v0`, or of
+    several agents, or of a wrapper, is copied if it is the user's own file or folder; if it came
+    with an installed package, that package becomes a dependency. Without `install` there are none:
+    executors have them. Raises UsageError if a module cannot be found, or sent."""
     target = folder / _ROOT.name
     for name in _SHIPPED:
         shutil.copytree(_ROOT / name, target / name, ignore=_IGNORED)
@@ -179,12 +176,11 @@ class Application:
 
 
 def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bool) -> Application:
-    """Ship the package as an application, or find it there.
-
-    Nodes install a package once for each name of an application. The name holds a digest of the
-    content, so that all runs of equal content share an install, and what runs is what was shipped;
-    unless `shared`, it is this run's alone. Raises RunError if Flame does not take the package, and
-    UsageError as `stage_package` does, or if the object cache is out of reach."""
+    """Ship the package as an application, or find it there. Nodes install a package once for each
+    name of an application. The name holds a digest of the content, so that all runs of equal
+    content share an install, and what runs is what was shipped; unless `shared`, it is this run's
+    alone. Raises RunError if Flame does not take the package, and UsageError as `stage_package`
+    does, or if the object cache is out of reach."""
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         dependencies = stage_package(Path(folder), environment, install)
         shared_name = f"flame-rl-{digest_of(Path(folder))}"
