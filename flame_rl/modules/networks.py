@@ -96,10 +96,8 @@ class CategoricalPolicy(PolicyNetwork):
         if ACTION_MASKS in samples:
             allowed = _bits(samples[ACTION_MASKS])[..., : output.shape[-1]]
             output = output.masked_fill(~allowed, FORBIDDEN_LOGIT)
-        factors = [
-            Categorical(logits=logits, validate_args=False)
-            for logits in output.split(self.choices, dim=-1)
-        ]
+        logits = output.split(self.choices, dim=-1)
+        factors = [Categorical(logits=each, validate_args=False) for each in logits]
         chosen = zip(factors, actions.unbind(-1), strict=True)
         log_probs = sum(factor.log_prob(action) for factor, action in chosen)
         return log_probs, sum(factor.entropy() for factor in factors)

@@ -173,9 +173,7 @@ def _check_layers(
             layers.append(kind(**layer.arrays))
             for name, size in layers[-1].sizes().items():
                 if sizes.setdefault(name, size) != size:
-                    raise WireError(
-                        f"{size} numbers where {sizes[name]} come from the layer before"
-                    )
+                    raise WireError(f"{size} numbers, not the {sizes[name]} of the layer before")
         except WireError as error:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")
@@ -229,7 +227,5 @@ def _check_arrays(
         for size, dimension in zip(array.shape, shape, strict=True):
             if size == 0 or sizes.setdefault(dimension, size) != size:
                 expected = tuple(sizes[dimension] for dimension in shape if dimension in sizes)
-                raise WireError(
-                    f"{where}: {name}: shape {array.shape} where {expected} is expected"
-                )
+                raise WireError(f"{where}: {name}: shape {array.shape}, and not {expected}")
     return sizes

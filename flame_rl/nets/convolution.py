@@ -37,10 +37,7 @@ class ConvolutionLayer(LayerKind):
         if step < 1:
             raise WireError(f"stride: {step}, not at least 1")
         if rows < height or columns < width:
-            raise WireError(
-                f"size: pictures of {rows} x {columns}, smaller than the filters, "
-                f"{height} x {width}"
-            )
+            raise WireError(f"size: pictures of {rows} x {columns}, filters of {height} x {width}")
         down, across = self._places()
         return {"in": rows * columns * channels, "out": down * across * filters}
 

@@ -128,9 +128,7 @@ class FramesLayer(LayerKind):
     def sizes(self) -> dict[str, int]:
         inputs, count = self.size.tolist()
         if inputs < 1 or count < 2:
-            raise WireError(
-                f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack"
-            )
+            raise WireError(f"size: {count} frames of {inputs} numbers, and not at least 2 of 1")
         return {"in": inputs, "out": inputs * count, "frames": count}
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -295,9 +295,7 @@ def _needs_module(env_id: str, absent: ModuleNotFoundError, group: str) -> Simul
         remedy = "executors of a cluster have no torch; --local plays on this machine"
     if package in GROUPS:
         group = group or GROUPS[package]
-        remedy = (
-            f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` installs it"
-        )
+        remedy = f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` helps"
     return unusable(
         f"{env_id} needs the package {package}, which is not installed; it is imported in "
         f"{Path(last.filename).name}, line {last.lineno}: {remedy}"

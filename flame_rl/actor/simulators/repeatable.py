@@ -64,9 +64,7 @@ class Checked(NamedTuple):
 def check_repeats(environment: Environment, effort: Effort = QUICK) -> Checked:
     """Play an episode some times in one object and once in another. At most one exists at a time.
     Raises SimulatorError of kind "environment" if it cannot be played at all."""
-    found, ended = in_fork(
-        lambda note, closing: note(_repeated(environment, effort, note, closing))
-    )
+    found, ended = in_fork(lambda note, stack: note(_repeated(environment, effort, note, stack)))
     if "unusable" in found:
         raise unusable(found["unusable"])
     if ended == "SIGALRM":

@@ -149,9 +149,7 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
         needed = {"pettingzoo"} | set(PACKAGES) & set(re.findall(r"\w+", text))
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
-        raise UsageError(
-            f"--env: {env_id} needs {error.name}: `{installs('agents')}` installs it"
-        ) from error
+        raise UsageError(f"--env: {env_id} needs {error.name}: `{installs('agents')}`") from error
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")
     return found
