@@ -18,12 +18,13 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 
 # The modules that stack observations, and that normalise each before; both may be the identity.
 Preprocessing = tuple[nn.Module, nn.Module]
+Layers = Sequence[nn.Module]
 
 
 class ObservationNetwork(nn.Module):
     """The preprocessing of observations, `frames` and `normalizer`, and the layers, `network`."""
 
-    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers) -> None:
         super().__init__()
         self.frames, self.normalizer = preprocessing
         self.network = nn.Sequential(*layers)
@@ -50,9 +51,7 @@ class ObservationNetwork(nn.Module):
 class PolicyNetwork(ObservationNetwork):
     """Layers whose output is all that the actors' head needs. A loss sees the output itself."""
 
-    def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], head: Layer
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers, head: Layer) -> None:
         super().__init__(preprocessing, layers)
         self._head = head
 
@@ -79,11 +78,7 @@ class CategoricalPolicy(PolicyNetwork):
     choices of each factor. `factored`: whether actions have a dimension for the factors."""
 
     def __init__(
-        self,
-        preprocessing: Preprocessing,
-        layers: Sequence[nn.Module],
-        choices: Sequence[int],
-        factored: bool,
+        self, preprocessing: Preprocessing, layers: Layers, choices: Sequence[int], factored: bool
     ) -> None:
         head = Layer("categorical", {})
         if factored:
@@ -109,7 +104,7 @@ class GaussianPolicy(PolicyNetwork):
     log-probabilities of the unclipped "actions" and entropies, float32 [B] each."""
 
     def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], width: int, log_std: float
+        self, preprocessing: Preprocessing, layers: Layers, width: int, log_std: float
     ) -> None:
         """`width` is A, and `log_std` the logarithm of the first standard deviation."""
         super().__init__(preprocessing, layers, Layer("gaussian", {}))
@@ -167,9 +162,7 @@ class ActionValueNetwork(PolicyNetwork):
     """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
     Z]. Actors take the action of greatest value. `returns`: what the Z numbers are."""
 
-    def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers, returns: Returns) -> None:
         zero = np.zeros(1, np.float32)
         head = Layer("epsilon_greedy", {"epsilon": zero, "repeat": zero})
         if returns.support is not None:
@@ -206,7 +199,7 @@ class ValueNetwork(ObservationNetwork):
     `scale`: the size of returns, set by the learner: the layers work near 1, in any unit of reward;
     see `rescale`. It is 0 before the first update, and so is every value."""
 
-    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers) -> None:
         super().__init__(preprocessing, layers)
         self.register_buffer("scale", torch.zeros(()))
 
@@ -292,11 +285,7 @@ class CriticNetwork(nn.Module):
     the normalised observation alone. `network`: those of the features and the action."""
 
     def __init__(
-        self,
-        observation_dim: int,
-        normalizer: nn.Module,
-        features: Sequence[nn.Module],
-        layers: Sequence[nn.Module],
+        self, observation_dim: int, normalizer: nn.Module, features: Layers, layers: Layers
     ) -> None:
         super().__init__()
         self.observation_dim, self.normalizer = observation_dim, normalizer
