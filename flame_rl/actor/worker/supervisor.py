@@ -106,9 +106,7 @@ class Worker:
                 self._end_child()
                 self._child = _Player()
 
-    def describe(
-        self, environment: Environment, deadline: float, withdrawn: Check = lambda: False
-    ) -> Buffer:
+    def describe(self, environment: Environment, deadline: float, withdrawn: Check) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps. Returns an encoded
         `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
         with self._calling:
