@@ -185,7 +185,7 @@ class Tasks:
         self._waiting.extendleft(reversed(tasks))
 
     def put_off(self, task: Task) -> bool:
-        """Whether this task of one episode may be unwanted once others have come: it comes last."""
+        """Whether this task of one episode may prove unwanted; then it is sent last."""
         (index,) = task.request.indices
         perhaps = self._request.steps is not None and self._place[index] > self._known
         if perhaps:

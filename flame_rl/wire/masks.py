@@ -6,7 +6,7 @@ the highest bit of the first."""
 import numpy as np
 
 ACTION_MASKS = "action_masks"  # the column of masks, a row for each observation
-# Of a forbidden choice: its probability is exactly 0, and so, unlike with infinity, any product.
+# The logit of a forbidden choice: its probability is exactly 0, and so, unlike -inf's, any product.
 FORBIDDEN_LOGIT = -1e30
 
 

@@ -27,7 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """A message of this type, which `unpack` checks: a header of JSON, and numbers or booleans."""
+    """A message of this `kind`, which `unpack` checks: a header of JSON, and arrays of numbers."""
     return b"".join(pack_buffers(kind, header, arrays))
 
 

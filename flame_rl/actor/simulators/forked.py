@@ -25,7 +25,7 @@ _DONE = "done"  # the last note, which a fork that code of an environment's ends
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
     """Do `work` in a fork, without what it prints. It is given a function that notes values of
     JSON, and a stack that closes at its end; it sets an alarm (`signal.alarm`) where it may hang.
-    What it raises only ends it. Returns what it noted, and "" or what ended it before, in words."""
+    What it raises ends it. Returns what it noted, and its end: "", "SIGALRM", "exit code 3"."""
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads

@@ -27,8 +27,7 @@ from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
 
-# The seed of the environment, and of the actions, which have a stream of their own.
-SEED = 1_403_007
+SEED = 1_403_007  # of the environment, and of the actions, which have a stream of their own
 
 
 class Effort(NamedTuple):

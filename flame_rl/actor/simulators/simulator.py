@@ -27,8 +27,7 @@ class Simulator:
         # The most episodes side by side, and how many agents play together, in neighbouring slots.
         self.slots, self.agents = slots, 1
         rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
-        # The column of each input of an observation, in order.
-        self.observed = tuple(observed)
+        self.observed = tuple(observed)  # the column of each input of an observation, in order
         ends = np.cumsum([math.prod(column.shape) for column in observed]).tolist()
         dtype = observed[0].dtype if len(observed) == 1 else "float32"
         # Each slot's current observation, flattened, and what it allows, as in wire/masks.py.

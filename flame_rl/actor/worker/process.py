@@ -39,8 +39,7 @@ CLOSE_SECONDS = 5.0  # the time that a process has to close its environments
 _HEAD = struct.Struct("<QQ")
 # A child's frame while it plays a task: the numbers of ended episodes and of env steps.
 PROGRESS = struct.Struct("<QQ")
-# Far above any real answer; a child that announces more is not answering.
-_MAX_FRAME_BYTES = 1 << 34
+_MAX_FRAME_BYTES = 1 << 34  # far above any real answer
 # A frame is read in pieces, so that no memory is taken for bytes that never come.
 _PIECE_BYTES = 1 << 26
 

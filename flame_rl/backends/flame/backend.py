@@ -22,6 +22,7 @@ from flame_rl.settings.config import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec, messages
+from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 from flame_rl.wire.packing import Buffer
 
 # Failed tasks after which a session is replaced: an executor whose process died fails every one.
@@ -84,9 +85,7 @@ class FlameBackend:
             deadline = self._deadlines.limits().deadline
             return dispatch.describe_by(worker, environment, deadline, self._stop)
 
-    def collect(
-        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
-    ) -> dispatch.Collected:
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
@@ -94,9 +93,7 @@ class FlameBackend:
         finally:
             self._monitor.over()
 
-    def _collect(
-        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
-    ) -> dispatch.Collected:
+    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         self._most_episodes = 1
         try:

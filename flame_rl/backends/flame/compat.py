@@ -19,8 +19,7 @@ from flamepy.proto.frontend_pb2 import GetSessionRequest
 from flamepy.runner.runner import ObjectFuture
 from pyarrow import flight
 
-# A call of flamepy waits for ever for a server that hangs.
-CALL_SECONDS = 5.0
+CALL_SECONDS = 5.0  # flamepy itself waits for ever for a server that hangs
 # More threads than this would use up the calls that Flame allows on one connection.
 MOST_WATCHED = 128
 # The code of a session's event: no further executor will be started. Goes with a name for it.
