@@ -22,8 +22,7 @@ TASK_SECONDS = 0.25
 LEARNER_SECONDS = 0.01
 # The fraction of the episodes that many workers keep back for those that finish first.
 KEPT_BACK = 0.2
-# Nothing is kept back if a worker's part of it would be less than this fraction of a task worth
-# sending: few episodes side by side take nearly as long as many.
+# Nothing is kept back if a worker's part would be below this fraction of a task worth sending.
 LEAST_KEPT_BACK = 0.15
 # Below this fraction of the mean speed, tasks are sized so that the slowest plays one an iteration.
 UNEVEN = 0.75

@@ -4,7 +4,8 @@ from flame_rl.nets import convolution, heads, layers, recurrent
 from flame_rl.nets.heads import HeadKind
 from flame_rl.nets.layers import LayerKind
 
-_MODULES = (layers, convolution, recurrent, heads)  # every class in them with a `kind` is one
+# Every class in them that says its `kind` is one.
+_MODULES = (layers, convolution, recurrent, heads)
 _CLASSES = [
     each
     for module in _MODULES
