@@ -47,8 +47,8 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import make_environment, stop_clock
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.local import ProcessBackend
+from flame_rl.backends.tasks import Deadlines
 from flame_rl.wire.inputs import step_columns
 from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
 

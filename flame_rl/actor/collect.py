@@ -23,12 +23,9 @@ from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot, Start
 
-# Lock steps in a block, the unit in which steps are recorded and noise is drawn.
-BLOCK_STEPS = 128
-# The most bytes of one column of a block; wide columns make blocks shorter.
-BLOCK_BYTES = 1 << 25
-# The time between two reports of progress.
-TELL_SECONDS = 0.2
+BLOCK_STEPS = 128  # lock steps in a block, the unit in which steps are recorded and noise is drawn
+BLOCK_BYTES = 1 << 25  # the most bytes of one column of a block; wide columns make blocks shorter
+TELL_SECONDS = 0.2  # the time between two reports of progress
 
 
 def collect_episodes(
@@ -40,10 +37,9 @@ def collect_episodes(
 ) -> Episodes | CollectFailure:
     """Play the requested episodes side by side; where one ends, its slot takes the next at once.
     The simulator must be of the request's environment; its earlier state has no effect. Returns the
-    episodes in the order of `request.indices`, or why they could not be played.
-
-    `withdrawn` is called at every lock step; true when the answer is no longer wanted. `played` is
-    called every `TELL_SECONDS` with the numbers of episodes and env steps so far."""
+    episodes in the order of `request.indices`, or why they could not be played. `withdrawn` is
+    called at every lock step; true when the answer is no longer wanted. `played` is called every
+    `TELL_SECONDS` with the numbers of episodes and env steps so far."""
     env_id, iteration = request.environment.env_id, request.iteration
     failure = functools.partial(CollectFailure, env_id=env_id, iteration=iteration)
     if (wanted := request.policy_version) != (here := snapshot.version):
@@ -73,10 +69,8 @@ def collect_episodes(
 class _Play:
     """The episodes of one request, while they are played. In a lock step, every running slot
     observes, acts and steps, each in an episode of its own. Where K agents play together, every K
-    slots are a group, and so are every K episodes.
-
-    `running`: int [n], the slots that play, ascending. `ended`, `env_steps`: the number of episodes
-    that have ended, and that of env steps."""
+    slots are a group, and so are every K episodes. `running`: int [n], the slots that play,
+    ascending. `ended`, `env_steps`: the numbers of ended episodes and of env steps."""
 
     def __init__(
         self,
@@ -97,8 +91,7 @@ class _Play:
         # Those of the first episodes, in their order.
         self.first_slots = choose_slots(simulator, self._starts_of(range(slots)))
         width = _round_up(int(self.first_slots.max()) + 1)
-        # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
-        # last row of each column that has a row per observation.
+        # Of each episode; `_last`: the last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
         seeds = [seed_of(request, index) for index in request.indices]
         self._seeds = np.array(seeds, np.int64).repeat(agents)
@@ -166,8 +159,7 @@ class _Play:
         return episodes
 
     def _cut_out(self) -> dict[str, np.ndarray]:
-        """The columns of all episodes, as in `Episodes`, cut out of the blocks, of which none
-        stays, so that memory is free early."""
+        """The columns of all episodes, as in `Episodes`; frees the blocks."""
         slot, first, length = self._slot, self._first, self._lengths
         count, steps = len(length), int(length.sum())
         start = np.cumsum(length) - length
@@ -348,7 +340,7 @@ class Block:
 
 
 def _rows(array: np.ndarray, axes: int) -> np.ndarray:
-    """A view with the first `axes` dimensions as one, and each row as one opaque value, which NumPy
+    """A view with the first `axes` dimensions as one, each row as one opaque value, which NumPy
     gathers and scatters several times as fast."""
     count = math.prod(array.shape[:axes])
     if array.ndim == axes:

@@ -20,7 +20,6 @@ class SimulatorError(Exception):
         self.kind, self.slot, self.cause = kind, slot, cause
 
     def failure(self, env_id: str = "") -> CollectFailure:
-        """The same as a message."""
         return CollectFailure(self.kind, str(self), env_id, traceback=self.cause)
 
 

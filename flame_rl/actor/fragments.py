@@ -16,8 +16,7 @@ from flame_rl.actor.randomness import seed_of
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import CollectRequest, Column, Episode, Episodes, Start
 
-# Steps between two looks at whether the answer is still wanted.
-_LOOK_STEPS = 256
+_LOOK_STEPS = 256  # steps between two looks at whether the answer is still wanted
 
 
 def starts_after(request: CollectRequest, episodes: Episodes) -> dict[int, Start]:
@@ -49,7 +48,7 @@ def _after(request: CollectRequest, episode: Episode) -> Start:
 
 def choose_slots(simulator: Simulator, starts: Sequence[Start | None]) -> np.ndarray:
     """A slot for each fragment, int [n]: where the simulator stands nearest before its start; else
-    one in which it stands in no episode, as far as there are any."""
+    preferably one where it stands in no episode."""
     standing, chosen = dict(simulator.standing), []
     for start in starts:
         done = {slot: _done(there, start) for slot, there in standing.items()}

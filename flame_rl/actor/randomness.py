@@ -6,8 +6,7 @@ from flame_rl.nets.acting import ActingPolicy, Rows
 from flame_rl.wire.messages import CollectRequest, Stream
 
 # The seeds of a training episode have the keys (iteration, index, 0) and, for the noise of each
-# agent, (iteration, index, 1), (iteration, index, 2), …, which no other stream uses: the keys of
-# others are longer.
+# agent, (iteration, index, 1), (iteration, index, 2), …; those of other streams are longer.
 _STREAM_KEYS = {"training": (), "validation": (2,), "evaluation": (3,)}
 
 
@@ -19,8 +18,7 @@ def reset_seed(run_seed: int, iteration: int, index: int, stream: Stream = "trai
 
 
 def seed_of(request: CollectRequest, index: int) -> int:
-    """The reset seed of the environment in an episode of `request`, or in the one that a fragment
-    goes on with."""
+    """The reset seed of an episode of `request`, or of that which a fragment goes on with."""
     if (start := request.starts.get(index)) is not None:
         return start.seed
     return reset_seed(request.run_seed, request.iteration, index, request.stream)
@@ -78,12 +76,10 @@ class Noise:
                 self._draw(slot, row)
 
     def end(self, slots: np.ndarray) -> None:
-        """Nothing plays in `slots` any more."""
         for slot in slots.tolist():
             self._playing.pop(slot, None)
 
     def next_block(self) -> None:
-        """Draw the rows of the next block."""
         for slot in self._playing:
             self._draw(slot, 0)
 

@@ -31,15 +31,13 @@ from flame_rl.wire.packing import Buffer
 if TYPE_CHECKING:
     import pyarrow
 
-# How often to look whether Flame's executor manager is there.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # how often to look whether Flame's executor manager is there
 # An executor asks Flame when it starts, then when it has neither begun nor ended a task for so
 # long, with this pause between the questions, which is longer in a cluster of many executors.
 ASK_SECONDS = 10.0
 SECONDS_PER_EXECUTOR = 0.05
 CALL_SECONDS = 5.0
-# Where an answer says what its executor runs.
-ABOUT = b"flame_rl.about"
+ABOUT = b"flame_rl.about"  # where an answer says what its executor runs
 
 
 def versions() -> dict[str, str]:
@@ -105,8 +103,8 @@ class Collector:
         return column(answer, self._about)
 
     def _watch(self) -> None:
-        """End this process where Flame has given up its executor, or where Flame's executor manager
-        has ended: nobody else does."""
+        """End this process once Flame has given up its executor, or Flame's executor manager has
+        ended: nobody else does."""
         manager, was_known, asked_at, pause = _manager(), False, -math.inf, ASK_SECONDS
         while _manager() == manager:
             # The first answers are needed soon: what was never known cannot be missed.

@@ -17,8 +17,7 @@ class Backend(Protocol):
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         """All episodes of the request, sorted by index. Raises UsageError where the environment is
-        at fault (it cannot be made, returns NaN, …), RunError if workers kept failing, Interrupted
-        if the user asked to stop."""
+        at fault (it returns NaN, …), RunError if workers kept failing, Interrupted on a stop."""
 
     def close(self) -> None:
         """End the workers and remove what lies on a cluster. May be called twice."""

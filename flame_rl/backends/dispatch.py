@@ -1,7 +1,5 @@
-"""Split a request into tasks, keep workers busy, check the answers, retry failed tasks.
-
-All backends share this; each supplies a `Transport`.
-"""
+"""Split a request into tasks, keep workers busy, check answers, retry failed tasks: what all
+backends share; each supplies a `Transport`."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ from flame_rl.wire import codec, messages
 from flame_rl.wire.packing import Buffer
 
 MAX_ATTEMPTS = 3
-# Workers that die one after another before they begin to play.
-MAX_DEATHS = 10
+MAX_DEATHS = 10  # workers that die one after another before they begin to play
 STOP_POLL_SECONDS = 0.1
 
 
@@ -52,17 +49,12 @@ class Collected:
     """The episodes of one iteration, sorted by index, and what it took to get them."""
 
     episodes: messages.Episodes
-    # Sent to the workers, and received from them.
-    bytes_out: int
+    bytes_out: int  # to the workers
     bytes_in: int
-    # The time in which the learner's process only waited for episodes.
-    waiting_seconds: float
-    # From the first task sent to the last answer received.
-    seconds: float
-    # Failed tasks, which were sent again.
-    retries: int
-    # Answers that came when nobody waited for them any more.
-    dropped: int = 0
+    waiting_seconds: float  # the time in which the learner's process only waited for episodes
+    seconds: float  # from the first task sent to the last answer received
+    retries: int  # failed tasks, which were sent again
+    dropped: int = 0  # answers that came when nobody waited for them any more
     # The seconds in which the learner's loop waited; fewer where it had collecting begun before.
     awaited: float = 0.0
 
@@ -73,12 +65,10 @@ class Transport:
 
     # Sends an encoded request for a number of episodes: the future of the encoded answer.
     submit: Callable[[bytes, int], Future[Buffer]]
-    # The most tasks that are sent and not yet answered.
-    in_flight: int
+    in_flight: int  # the most tasks that are sent and not yet answered
     # Called repeatedly while answers are awaited; may raise.
     check: Callable[[], None] = lambda: None
-    # Called when a task failed on its way and not in a worker, which does not count as an attempt;
-    # None if every failure counts.
+    # Called when a task failed on its way, which then is no attempt; None if every failure counts.
     failed: Callable[[messages.CollectFailure], None] | None = None
     # The episodes and env steps that workers are known to have played of the tasks in flight.
     played: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -99,14 +89,13 @@ def gather(
     episode that counts end the run. Near the end, what is late is asked for twice, and the first
     answer counts: the futures of tasks that are still in flight afterwards are cancelled.
 
-    `sizes` splits the request, and notes how long that took; `stop` ends the wait when it is set.
-    Raises as `Backend.collect` does; tasks may then still be in flight.
-    """
+    `sizes` splits the request and notes how long it took; `stop` ends the wait. Raises as
+    `Backend.collect` does; tasks may then still be in flight."""
     started = time.perf_counter()
     agents = request.agents
     # Who plays a fragment is to get the next one, too.
-    split = sizes.split if request.cut is None else sizes.split_evenly
-    tasks = Tasks(request, split(len(request.indices)), sizes.workers, transport.in_flight)
+    split = sizes.split(len(request.indices), evenly=request.cut is not None)
+    tasks = Tasks(request, split, sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[messages.Episodes] = []
     episodes = steps = bytes_out = bytes_in = retries = deaths = 0
@@ -141,14 +130,13 @@ def gather(
             retries += 1
             missing = tasks.failed(task, now)
             again = [replace(task, request=replace(task.request, indices=missing))]
-            # Neither of the first two is the episodes' doing, nor an attempt of theirs.
+            # The first two are not the episodes' doing.
             if answer.kind == "start":
                 deaths += 1
                 _end_after_deaths(deaths, answer)
             elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
-            elif task.attempt == MAX_ATTEMPTS and missing and tasks.may_be_unwanted(*missing):
-                tasks.put_last(task)
+            elif task.attempt == MAX_ATTEMPTS and missing and tasks.put_off(task):
                 continue
             else:
                 again = _one_by_one(task, missing, answer, transport.unusable)

@@ -1,5 +1,4 @@
-"""Collect on this machine: in this process, where a breakpoint in a simulator or the collector
-works, or in supervised worker processes."""
+"""Collect on this machine: in this process, where breakpoints work, or in supervised workers."""
 
 import os
 import threading
@@ -18,8 +17,7 @@ from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
-from flame_rl.backends.deadlines import Deadlines
-from flame_rl.backends.tasks import TaskSizes
+from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.system.errors import UsageError, warn
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import close_within

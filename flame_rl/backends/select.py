@@ -4,7 +4,7 @@ import os
 import threading
 
 from flame_rl.backends import Backend
-from flame_rl.backends.deadlines import Deadlines
+from flame_rl.backends.tasks import Deadlines
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import CALLABLE, environment_id
 from flame_rl.system.errors import UsageError

@@ -1,49 +1,49 @@
-"""The tasks of a request: how large they are, which comes next, what is sent twice, which answers
-count."""
+"""The tasks of a request: their sizes, order and deadlines, what is sent twice, what counts."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
+import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flame_rl.wire.messages import CollectRequest
+from flame_rl.actor.worker.supervisor import Limits
+from flame_rl.wire.messages import CollectRequest, FailureKind
 
 # A task of this length takes far longer than sending it, and the wait for the last one is short.
 TASK_SECONDS = 0.25
 # On a cluster, a task costs the learner half of this: to send and watch it, fetch and delete its
 # answer. The learner keeps N workers busy if a task takes at least N times this.
 LEARNER_SECONDS = 0.01
-# The fraction of the episodes that many workers keep back for those that finish first. One worker
-# waits for no other, and two do not wait long for each other.
+# The fraction of the episodes that many workers keep back for those that finish first.
 KEPT_BACK = 0.2
-# Nothing is kept back if a worker's part of it would be less than this fraction of a task worth
-# sending: few episodes side by side take nearly as long as many.
+# Nothing is kept back if a worker's part would be below this fraction of a task worth sending.
 LEAST_KEPT_BACK = 0.15
-# A worker is slow if it has less than this fraction of the mean speed. Below it, tasks are sized so
-# that the slowest plays one in an iteration.
+# Below this fraction of the mean speed, tasks are sized so that the slowest plays one an iteration.
 UNEVEN = 0.75
-# A task is late after this many times its expected seconds, and at least `TASK_SECONDS` more: a
-# shorter wait is not worth another task.
+# A task is late after this many times its expected seconds, and at least `TASK_SECONDS` more.
 LATE = 1.5
-# The number of answered tasks from which the typical duration is known.
-_REMEMBERED = 64
+_REMEMBERED = 64  # the number of answered tasks from which the typical duration is known
+FIRST_SECONDS = 600.0  # the deadline until a first task has succeeded
+LEAST_SECONDS = 60.0
+TIMES_THE_LONGEST = 10.0
+# For a task of more episodes than any before it, which may be played one after another.
+TIMES_ONE_BY_ONE = 2.0
+# Each task killed at its deadline doubles all, up to this factor, until one of its size succeeds.
+MOST_ALLOWANCE = 4.0
 
 
 class TaskSizes:
-    """Sizes the tasks of each iteration by what an episode cost in the last one.
-
-    First every worker gets one large task, in which it steps many episodes side by side. Workers
-    that finish share the rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of
-    about `TASK_SECONDS`, or longer if the learner could not keep up. Where one is much slower than
-    the others, a large task is what it can play in the whole iteration; the others take more of
-    the small ones. No result depends on it.
-    """
+    """Sizes the tasks of each iteration by what an episode cost in the last one. First every worker
+    gets one large task, in which it steps many episodes side by side. Workers that finish share the
+    rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of about `TASK_SECONDS`, or
+    longer if the learner could not keep up. Where one is much slower than the others, a large task
+    is what it can play in the whole iteration; the others take more of the small ones."""
 
     def __init__(self, workers: int, together: int = 1) -> None:
         """`workers`: their number, which may be set between iterations. `together`: the number of
@@ -54,9 +54,12 @@ class TaskSizes:
         # The speed of the slowest worker over the mean speed; 1 where it is not much slower.
         self._slowest = 1.0
 
-    def split(self, episodes: int) -> list[int]:
-        """The number of episodes in each task of an iteration, in the order of sending."""
+    def split(self, episodes: int, evenly: bool = False) -> list[int]:
+        """The number of episodes in each task of an iteration, in the order of sending; `evenly`:
+        each worker has one task of the same size."""
         workers = self.workers
+        if evenly:
+            return _equal_parts(episodes, min(episodes, workers))
         worth_sending = max(TASK_SECONDS, LEARNER_SECONDS * workers) / self._episode_seconds
         kept_back = episodes * max(KEPT_BACK * (1 - 1 / workers) ** 2, 1 - self._slowest)
         large = int((episodes - kept_back) / workers)
@@ -70,10 +73,6 @@ class TaskSizes:
         # As many tasks for each worker, so that none is idle.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + _equal_parts(rest, count)
-
-    def split_evenly(self, episodes: int) -> list[int]:
-        """As `split`, one task of the same size for each worker."""
-        return _equal_parts(episodes, min(episodes, self.workers))
 
     def note(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
@@ -99,30 +98,25 @@ def _equal_parts(whole: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Episodes that are asked for together."""
+    """Episodes that are asked for together; a single one, for the `attempt`th time."""
 
     request: CollectRequest
-    # The number of times that its only episode has been asked for.
     attempt: int = 1
 
 
 class Tasks:
-    """Decides what is sent when; knows no clock, no transport and no answer's content.
-
-    Workers take the tasks in the order of sending, and each plays one at a time. Once all are sent
-    and a worker has nothing to do, further episodes are asked for, if the request wants steps and
-    these will be too few. Else the end of what is late is asked for again, in tasks that get
-    smaller, each episode at most twice at a time; the first answer counts.
-    """
+    """Decides what is sent when; knows no clock, no transport and no answer's content. Workers take
+    tasks in the order of sending, and each plays one at a time. Once all are sent and a worker has
+    nothing to do, further episodes are asked for, if the request wants steps and these will be too
+    few. Else the end of what is late is asked for again, in tasks that get smaller, each episode at
+    most twice at a time; the first answer counts."""
 
     def __init__(
         self, request: CollectRequest, sizes: Sequence[int], workers: int, in_flight: int
     ) -> None:
         """`sizes` are the numbers of episodes in each task, which sum to that of the request, and
         `in_flight` the most tasks that are sent and not yet answered."""
-        self._request = request
-        self._workers = workers
-        self._in_flight = in_flight
+        self._request, self._workers, self._in_flight = request, workers, in_flight
         self._place = {index: place for place, index in enumerate(request.indices)}
         # Their env steps, 0 of those that have not been answered.
         self._lengths = np.zeros(len(request.indices), np.int64)
@@ -147,10 +141,6 @@ class Tasks:
         """How many episodes have come before the first that has not."""
         return len(self._lengths) if self._lengths.all() else int(self._lengths.argmin())
 
-    def may_be_unwanted(self, index: int) -> bool:
-        """Whether the request may want no episode of this index, when others have come."""
-        return self._request.steps is not None and self._place[index] > self._known
-
     @property
     def paces(self) -> list[float]:
         """The seconds that each worker took for an episode of its first task; infinite if that is
@@ -173,8 +163,7 @@ class Tasks:
         return task
 
     def answered(self, task: Task, now: float, lengths: np.ndarray) -> list[slice]:
-        """A task's episodes have come, of these lengths. Returns which of them count, in runs of
-        consecutive ones."""
+        """A task's episodes have come, of these lengths. Returns runs of those that count."""
         began = self._remove(task, now)
         places = self._places(task)
         self._paces[task] = (now - began) / len(places)
@@ -192,12 +181,15 @@ class Tasks:
         return self._unanswered(task, self._copies(), 0)
 
     def put_first(self, tasks: Sequence[Task]) -> None:
-        """These come next, the first of them first."""
         self._waiting.extendleft(reversed(tasks))
 
-    def put_last(self, task: Task) -> None:
-        """This comes last."""
-        self._waiting.append(task)
+    def put_off(self, task: Task) -> bool:
+        """Whether this task of one episode may prove unwanted; then it is sent last."""
+        (index,) = task.request.indices
+        perhaps = self._request.steps is not None and self._place[index] > self._known
+        if perhaps:
+            self._waiting.append(task)
+        return perhaps
 
     def _extend(self) -> None:
         """Ask for the episodes that will be lacking if all are as long as those that have come."""
@@ -233,7 +225,7 @@ class Tasks:
         return tuple(i for i, length in pairs if not length and copies[i] == count)
 
     def _remove(self, task: Task, now: float) -> float:
-        """Take a task that is no longer in flight; returns when it began."""
+        """The task is no longer in flight; returns when it began."""
         began = self._sent.pop(task)
         self._begin(now)
         return now if began is None else began
@@ -261,3 +253,47 @@ class Tasks:
             return None
         end = most[-math.ceil(len(most) / self._workers) :]
         return Task(replace(self._request, indices=end), attempt)
+
+
+class Deadlines:
+    """Sets the limits of tasks; used by several threads."""
+
+    def __init__(
+        self, deadline: float | None, episodes: int, megabytes: int, workers: int = 1
+    ) -> None:
+        """`deadline`, in seconds, is fixed unless it is None; the others are as in `Limits`."""
+        self._fixed = deadline
+        self._others = episodes, megabytes, workers
+        # The longest task of each number of episodes, in seconds.
+        self._longest: dict[int, float] = {}
+        self._allowance = 1.0
+        self._killed = 0
+        self._lock = threading.Lock()
+
+    def limits(self, episodes: int = 1) -> Limits:
+        """The limits of the next task, which has this number of episodes."""
+        with self._lock:
+            return Limits(episodes, self._deadline(episodes), *self._others)
+
+    def note(self, limits: Limits, seconds: float, failure: FailureKind | None) -> None:
+        """Note how long a task with these limits took, and how it failed; None: it did not."""
+        episodes = limits.episodes
+        with self._lock:
+            if failure is None:
+                self._longest[episodes] = max(seconds, self._longest.get(episodes, 0.0))
+                if episodes >= self._killed:
+                    self._allowance, self._killed = 1.0, 0
+            elif failure == "timeout":
+                # Tasks that are killed together, with the same deadline, count once.
+                if limits.deadline >= self._deadline(episodes):
+                    self._allowance = min(2 * self._allowance, MOST_ALLOWANCE)
+                self._killed = max(self._killed, episodes)
+
+    def _deadline(self, episodes: int) -> float:
+        if self._fixed is not None:
+            return self._fixed
+        if not self._longest:
+            return FIRST_SECONDS * self._allowance
+        one_by_one = min(time * max(1.0, episodes / n) for n, time in self._longest.items())
+        longest = TIMES_THE_LONGEST * max(self._longest.values())
+        return self._allowance * max(LEAST_SECONDS, longest, TIMES_ONE_BY_ONE * one_by_one)

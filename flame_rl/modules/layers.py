@@ -14,10 +14,9 @@ from flame_rl.wire.messages import Layer
 
 
 class LayerModule(nn.Module):
-    """A torch module that is also a kind of layer in flame_rl/nets/. `kind`: its name there, in the
-    body of the class whose `forward` computes it."""
+    """A torch module that is also a kind of layer in flame_rl/nets/."""
 
-    kind: str
+    kind: str  # its name there, in the body of the class whose `forward` computes it
 
     def arrays(self) -> dict[str, Tensor]:
         """The kind's arrays by name, float32 or int32."""
@@ -49,12 +48,7 @@ class Select(LayerModule):
     kind = "select"
 
     def __init__(self, width: int, places: Sequence[int], frames: int = 1) -> None:
-        """
-        Args:
-            width: D.
-            places: those of the numbers, below D.
-            frames: how many observations are stacked; see `FrameStack`.
-        """
+        """`width`: D. `places`: those of the numbers. `frames`: of a `FrameStack` before it."""
         super().__init__()
         self.width = width * frames
         of_frames = torch.tensor(places)[:, None] * frames + torch.arange(frames)
@@ -96,8 +90,7 @@ class Activation(LayerModule):
 class Convolution(LayerModule, nn.Conv2d):
     """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
     are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
-    places across * filters]. `size`: rows, columns and channels of a picture. `output_size`: the
-    same of the output: places down and across, and filters."""
+    places across * filters]. `size`, `output_size`: rows, columns and channels of both."""
 
     kind = "convolution"
 
@@ -123,16 +116,14 @@ class Convolution(LayerModule, nn.Conv2d):
         }
 
 
-# The state of a layer between two steps, [1, E, ...] each.
-LayerState = tuple[Tensor, ...]
+LayerState = tuple[Tensor, ...]  # the state of a layer between two steps, [1, E, ...] each
 
 
 class _Memory(LayerModule):
     """A layer that remembers an episode. It is unrolled from an episode's first step: float32 [T,
-    inputs] -> [T, outputs], or for E episodes side by side [T, E, inputs] -> [T, E, outputs].
-    `burnt_in`: see `burning_in`."""
+    inputs] -> [T, outputs], or for E episodes side by side [T, E, inputs] -> [T, E, outputs]."""
 
-    burnt_in: Tensor | None = None
+    burnt_in: Tensor | None = None  # see `burning_in`
 
     def __init__(self, inputs: int, outputs: int) -> None:
         """Orthogonal weights, and biases of 0, but 1 for the gate that keeps the state, the second
@@ -157,12 +148,7 @@ class _Memory(LayerModule):
         return torch.cat([first, self.unroll(x[steps:], state)[0]])
 
     def unroll(self, x: Tensor, state: LayerState | None = None) -> tuple[Tensor, LayerState]:
-        """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
-        before the first, None: 0."""
-        raise NotImplementedError
-
-    def biases(self) -> dict[str, Tensor]:
-        """The kind's biases by name, [gates * outputs] each."""
+        """The outputs, and the last state, [1, E, outputs] each, from the first; None: 0."""
         raise NotImplementedError
 
     def arrays(self) -> dict[str, Tensor]:
@@ -202,13 +188,8 @@ class LSTM(_Memory, nn.LSTM):
 @contextmanager
 def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
     """Within the block, no gradient passes through steps that only make the state of memories in
-    the module (Kapturowski et al. 2019, section 3).
-
-    Args:
-        module: any; it is unrolled over T steps of S sequences.
-        burnt_in: bool [T, S]: the first steps of some of the sequences, equally many in each. None:
-            there are none.
-    """
+    the module (Kapturowski et al. 2019, section 3): `burnt_in`, bool [T, S], the first steps of
+    some of S sequences, equally many in each; None: there are none."""
     memories = [each for each in module.modules() if isinstance(each, _Memory)]
     for memory in memories:
         memory.burnt_in = burnt_in
@@ -219,14 +200,12 @@ def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
             memory.burnt_in = None
 
 
-# By --memory.
-MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
+MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}  # by --memory
 
 
 class Branches(nn.Module):
     """Inputs side by side, each through layers of its own: float32 [..., sum of widths] -> [...,
-    sum of the outputs' widths]. `widths`: of the inputs. `branches`: the layers of each input;
-    without any, it stays as it is."""
+    sum of the outputs' widths]. `branches`: the layers of each input, or none."""
 
     def __init__(self, widths: Sequence[int], branches: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()

@@ -1,9 +1,7 @@
 """Networks as torch modules: preprocessing of observations, layers, and what a loss sees.
 
 B is the number of samples; with a memory it is two dimensions, time steps and sequences. D is the
-width of an observation, or with stacked frames [frames, D]; A that of an action or the number of
-actions.
-"""
+width of an observation, or with stacked frames [frames, D]; A that of an action, or of choices."""
 
 import math
 from collections.abc import Sequence
@@ -18,16 +16,15 @@ from flame_rl.modules.layers import Dense, array_of, layers_of
 from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
-# The modules that stack observations before the layers, and before that normalise each, see
-# observations.py; both may be the identity.
+# The modules that stack observations, and that normalise each before; both may be the identity.
 Preprocessing = tuple[nn.Module, nn.Module]
+Layers = Sequence[nn.Module]
 
 
 class ObservationNetwork(nn.Module):
-    """Layers after the preprocessing of observations. `frames`, `normalizer`: see `Preprocessing`.
-    `network`: the layers."""
+    """The preprocessing of observations, `frames` and `normalizer`, and the layers, `network`."""
 
-    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers) -> None:
         super().__init__()
         self.frames, self.normalizer = preprocessing
         self.network = nn.Sequential(*layers)
@@ -43,8 +40,7 @@ class ObservationNetwork(nn.Module):
         return self.frames(each if missing is None else each.masked_fill(missing[..., None], 0))
 
     def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """What a loss sees; `samples` has "inputs", the observations, and where frames are stacked
-        "missing"."""
+        """What a loss sees; `samples` has "inputs", the observations, and may have "missing"."""
         return self.of_output(self(*inputs_of(samples)), samples)
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -55,14 +51,11 @@ class ObservationNetwork(nn.Module):
 class PolicyNetwork(ObservationNetwork):
     """Layers whose output is all that the actors' head needs. A loss sees the output itself."""
 
-    def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], head: Layer
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers, head: Layer) -> None:
         super().__init__(preprocessing, layers)
         self._head = head
 
     def head(self) -> Layer:
-        """The head for actors."""
         return self._head
 
     def snapshot(self) -> PolicySnapshot:
@@ -85,11 +78,7 @@ class CategoricalPolicy(PolicyNetwork):
     choices of each factor. `factored`: whether actions have a dimension for the factors."""
 
     def __init__(
-        self,
-        preprocessing: Preprocessing,
-        layers: Sequence[nn.Module],
-        choices: Sequence[int],
-        factored: bool,
+        self, preprocessing: Preprocessing, layers: Layers, choices: Sequence[int], factored: bool
     ) -> None:
         head = Layer("categorical", {})
         if factored:
@@ -102,10 +91,8 @@ class CategoricalPolicy(PolicyNetwork):
         if ACTION_MASKS in samples:
             allowed = _bits(samples[ACTION_MASKS])[..., : output.shape[-1]]
             output = output.masked_fill(~allowed, FORBIDDEN_LOGIT)
-        factors = [
-            Categorical(logits=logits, validate_args=False)
-            for logits in output.split(self.choices, dim=-1)
-        ]
+        logits = output.split(self.choices, dim=-1)
+        factors = [Categorical(logits=each, validate_args=False) for each in logits]
         chosen = zip(factors, actions.unbind(-1), strict=True)
         log_probs = sum(factor.log_prob(action) for factor, action in chosen)
         return log_probs, sum(factor.entropy() for factor in factors)
@@ -113,12 +100,11 @@ class CategoricalPolicy(PolicyNetwork):
 
 class GaussianPolicy(PolicyNetwork):
     """A Gaussian: the network's output is its mean; its standard deviation is learned and does not
-    depend on observations. -1 and 1 are the environment's bounds, to which the actors clip;
-    probabilities are those of the unclipped actions. A loss sees log-probabilities of "actions"
-    and entropies, float32 [B] each."""
+    depend on observations. Actors clip to -1 and 1, the environment's bounds. A loss sees
+    log-probabilities of the unclipped "actions" and entropies, float32 [B] each."""
 
     def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], width: int, log_std: float
+        self, preprocessing: Preprocessing, layers: Layers, width: int, log_std: float
     ) -> None:
         """`width` is A, and `log_std` the logarithm of the first standard deviation."""
         super().__init__(preprocessing, layers, Layer("gaussian", {}))
@@ -138,21 +124,13 @@ class GaussianPolicy(PolicyNetwork):
 
 @dataclass(frozen=True)
 class Returns:
-    """What an action-value network predicts about the return of each action: Z numbers, by default
-    one, its mean.
+    """What an action-value network predicts of each action's return: Z numbers."""
 
-    Attributes:
-        dueling: whether the output is the state's value, then the actions' advantages, as the
-            function `dueling` takes them.
-        quantiles: Z, the quantiles of the return; 1: its mean.
-        support: float [Z], the atoms of C51, whose logits the network gives; None: no logits.
-        weights: float32 [Z]: the numbers are returns of parts of the reward, whose sum with these
-            weights is the value; None: of the whole reward.
-    """
-
-    dueling: bool = False
-    quantiles: int = 1
-    support: np.ndarray | None = None
+    dueling: bool = False  # whether the output is as the function `dueling` takes it
+    quantiles: int = 1  # Z, the quantiles of the return; 1: its mean
+    support: np.ndarray | None = None  # float [Z], the atoms of C51, whose logits are the output
+    # float32 [Z]: the numbers are returns of parts of the reward, whose sum with these weights is
+    # the value; None: of the whole reward.
     weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -172,11 +150,8 @@ class Returns:
 
 def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
-    Network Architectures for Deep Reinforcement Learning", eq. 9).
-
-    [B, (1 + A) * Z], the state's value first, then each action's advantage -> [B, A * Z], with Z
-    `atoms`.
-    """
+    Network Architectures for Deep Reinforcement Learning", eq. 9). With Z `atoms`: [B, (1 + A) *
+    Z], value before advantages, -> [B, A * Z]."""
     rows = len(outputs)
     by_action = outputs.reshape(rows, -1, atoms)
     value, advantages = by_action[:, :1], by_action[:, 1:]
@@ -187,9 +162,7 @@ class ActionValueNetwork(PolicyNetwork):
     """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
     Z]. Actors take the action of greatest value. `returns`: what the Z numbers are."""
 
-    def __init__(
-        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
-    ) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers, returns: Returns) -> None:
         zero = np.zeros(1, np.float32)
         head = Layer("epsilon_greedy", {"epsilon": zero, "repeat": zero})
         if returns.support is not None:
@@ -226,7 +199,7 @@ class ValueNetwork(ObservationNetwork):
     `scale`: the size of returns, set by the learner: the layers work near 1, in any unit of reward;
     see `rescale`. It is 0 before the first update, and so is every value."""
 
-    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Layers) -> None:
         super().__init__(preprocessing, layers)
         self.register_buffer("scale", torch.zeros(()))
 
@@ -236,22 +209,14 @@ class ValueNetwork(ObservationNetwork):
 
     @property
     def last(self) -> nn.Module:
-        """The last layer."""
         return self.network[-1]
 
 
 class SharedNetwork(nn.Module):
-    """A policy and values that share all layers but the output of each, and what auxiliary losses
-    predict from the same features.
-
-    Attributes:
-        policy: as without sharing; actors get it alone. Its layers but the last are shared, and
-            their output is the features.
-        value: the output layer of the values.
-        auxiliary: a module for each auxiliary loss, by the loss's name in metrics.csv; the learner
-            makes them.
-        scale: as in `ValueNetwork`.
-    """
+    """A policy and values that share all layers but the last, whose output is the features.
+    `policy`: as without sharing; actors get it alone. `value`: the output layer of the values.
+    `auxiliary`: a module for each auxiliary loss, by its name in metrics.csv, which predicts from
+    the features; the learner makes them. `scale`: as in `ValueNetwork`."""
 
     def __init__(self, policy: PolicyNetwork, value: Dense) -> None:
         super().__init__()
@@ -280,7 +245,6 @@ class SharedNetwork(nn.Module):
         return (self._values(self.features(self.policy.preprocess(*inputs_of(samples)))),)
 
     def snapshot(self) -> PolicySnapshot:
-        """The policy's layers and head for actors."""
         return self.policy.snapshot()
 
     @property
@@ -316,25 +280,15 @@ def rescale(values: ValueNetwork | SharedNetwork, scale: float) -> None:
 
 
 class CriticNetwork(nn.Module):
-    """The return that follows an observation and a continuous action. A loss sees it as [B, 1].
-
-    Attributes:
-        observation_dim: D. "inputs" are observations and actions side by side, [B, D + A].
-        normalizer: normalises observations first.
-        features: layers of the observation alone.
-        network: layers of the features and the action.
-    """
+    """The return that follows an observation and a continuous action. A loss sees it as [B, 1], and
+    "inputs" are both side by side, [B, D + A], with D `observation_dim`. `features`: the layers of
+    the normalised observation alone. `network`: those of the features and the action."""
 
     def __init__(
-        self,
-        observation_dim: int,
-        normalizer: nn.Module,
-        features: Sequence[nn.Module],
-        layers: Sequence[nn.Module],
+        self, observation_dim: int, normalizer: nn.Module, features: Layers, layers: Layers
     ) -> None:
         super().__init__()
-        self.observation_dim = observation_dim
-        self.normalizer = normalizer
+        self.observation_dim, self.normalizer = observation_dim, normalizer
         self.features = nn.Sequential(*features)
         self.network = nn.Sequential(*layers)
 

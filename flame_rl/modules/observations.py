@@ -33,11 +33,9 @@ class FrameStack(LayerModule):
 
 
 class ObservationNormalizer(LayerModule):
-    """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`.
-
-    It belongs to the network, so that a policy always acts with the statistics of its training. The
-    learner sets these from all observations that it has seen. `observation_dim`: D.
-    """
+    """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`. It
+    belongs to the network, so that a policy always acts with the statistics of its training. The
+    learner sets these from all observations that it has seen. `observation_dim`: D."""
 
     kind = "normalize"
 
@@ -62,8 +60,7 @@ class ObservationNormalizer(LayerModule):
 
 
 class Scaling(LayerModule):
-    """Scales observations of one byte, such as pictures, by 1 / the greatest number that they may
-    have: uint8 [B, D] -> float32 [B, D], from 0 to 1."""
+    """Scales observations of one byte by their greatest number: uint8 [B, D] -> float32, 0 to 1."""
 
     kind = "scale"
 
@@ -80,8 +77,8 @@ class Scaling(LayerModule):
 
 class Centering(LayerModule):
     """Subtracts the mean picture, and divides all numbers by the same standard deviation: most of a
-    picture is a background that would drown what moves. The learner sets both from all pictures
-    that it has seen. `observation_dim`: D."""
+    picture is a background that would drown what moves. The learner sets both from all pictures.
+    `observation_dim`: D."""
 
     kind = "center"
 
@@ -125,8 +122,7 @@ def normalizers_of(
 
 
 def is_large(size: tuple[int, int, int] | None) -> bool:
-    """Whether a picture of that `picture_size` is large, unlike that of a game on a small board;
-    None is not."""
+    """Whether a picture of that `picture_size` is larger than those of games on small boards."""
     return size is not None and min(size[:2]) >= _LEAST_OF_LARGE
 
 

@@ -12,23 +12,15 @@ from flame_rl.nets.layers import ROW_BLOCK, Act, InputsLayer, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
-# Slots: a slice, or their numbers, some perhaps more than once.
-Rows = slice | np.ndarray
+Rows = slice | np.ndarray  # slots: a slice, or their numbers, some perhaps more than once
 
 
 class ActingPolicy:
-    """A snapshot ready to act.
-
-    Attributes:
-        observation_dim: D.
-        output_dim: the width of the network's output.
-        head: turns the output into actions, and declares the noise that this takes.
-        remembers: whether a layer has a state, so that actions depend on the episode so far.
-    """
+    """A snapshot ready to act. `observation_dim`: D. `output_dim`: the width of the output, which
+    `head` turns into actions. `remembers`: whether these depend on the episode so far."""
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
-        """Raises WireError, naming layer and array, if the snapshot's layers are too many or
-        unknown, or do not fit each other."""
+        """Raises WireError, naming layer and array, if layers are unknown, or do not fit."""
         layers, shapes, self.observation_dim, self.output_dim = _check_layers(snapshot.layers)
         self.head = _check_head(snapshot.head, self.output_dim)
         self._shapes = [shape for shape in shapes if shape is not None]
@@ -55,26 +47,17 @@ class ActingPolicy:
     def forward(
         self, observations: np.ndarray, states: States | None = None, rows: Rows = slice(None)
     ) -> np.ndarray:
-        """The network's output, which the head turns into actions: logits, action values, means.
-
-        Args:
-            observations: float32 or uint8 [B, D], B a multiple of `ROW_BLOCK`.
-            states: the layers' states in the episodes, which take one step; None: the policy does
-                not remember.
-            rows: the slot of each observation's episode; a slot that occurs twice must have the
-                same observation twice.
-
-        Returns:
-            float64 [B, output_dim].
-        """
+        """The network's output, logits, action values or means: float32 or uint8 [B, D], with B a
+        multiple of `ROW_BLOCK`, -> float64 [B, output_dim]. `states`: the layers', which take one
+        step; None where the policy does not remember. `rows`: the slot of each observation; one
+        that occurs twice must have equal observations."""
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
         # A copy, because layers may overwrite what they take.
         x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
-        # One array, but after `InputsLayer` one for each input.
-        inputs = [x]
+        inputs = [x]  # one array, but after `InputsLayer` one for each input
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
             for layer, dtype, state, number in self._layers:
@@ -98,14 +81,9 @@ class ActingPolicy:
         rows: Rows = slice(None),
         seen: Columns = NOTHING,
     ) -> np.ndarray:
-        """One action for each row, [B, ...], of the head's type and shape. `observations`,
-        `states` and `rows` are as in `forward`.
-
-        Args:
-            noise: float64 [B, noise_width], to sample with; None: the action without noise,
-                as `HeadKind.greedy` says.
-            seen: what else comes with these observations, by name, such as masks.
-        """
+        """One action for each row, [B, ...], of the head's type and shape. `noise`: float64 [B,
+        noise_width], to sample with; None: see `HeadKind.greedy`. `seen`: what else comes with the
+        observations, such as masks. The others are as in `forward`."""
         output = self.forward(observations, states, rows)
         if noise is None:
             return self.head.greedy(output, seen)
@@ -168,8 +146,8 @@ class States:
 def _check_layers(
     given: Sequence[Layer],
 ) -> tuple[list[LayerKind], list[tuple[int, ...] | None], int, int]:
-    """The layers, the shape of each one's state, None without one, and the widths of observation
-    and output. Raises WireError as `ActingPolicy` does."""
+    """The layers, the shapes of their states, and the widths of observation and output. Raises
+    WireError as `ActingPolicy` does."""
     if len(given) > MAX_LAYERS:
         raise WireError(
             f"a policy of {len(given)} layers, activations among them; at most {MAX_LAYERS} can act"
@@ -193,12 +171,9 @@ def _check_layers(
         sizes = _check_arrays(where, layer, kind, width)
         try:
             layers.append(kind(**layer.arrays))
-            layers[-1].check()
             for name, size in layers[-1].sizes().items():
                 if sizes.setdefault(name, size) != size:
-                    raise WireError(
-                        f"{size} numbers where {sizes[name]} come from the layer before"
-                    )
+                    raise WireError(f"{size} numbers, not the {sizes[name]} of the layer before")
         except WireError as error:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")
@@ -252,7 +227,5 @@ def _check_arrays(
         for size, dimension in zip(array.shape, shape, strict=True):
             if size == 0 or sizes.setdefault(dimension, size) != size:
                 expected = tuple(sizes[dimension] for dimension in shape if dimension in sizes)
-                raise WireError(
-                    f"{where}: {name}: shape {array.shape} where {expected} is expected"
-                )
+                raise WireError(f"{where}: {name}: shape {array.shape}, and not {expected}")
     return sizes

@@ -8,8 +8,7 @@ import numpy as np
 from flame_rl.nets.layers import SMALL_PRODUCT, LayerKind, Shapes
 from flame_rl.wire.packing import WireError
 
-# Windows of several pictures are copied at once while they fit in a cache.
-_WINDOW_BYTES = 1 << 20
+_WINDOW_BYTES = 1 << 20  # windows of several pictures are copied at once while they fit in a cache
 
 
 class ConvolutionLayer(LayerKind):
@@ -21,9 +20,7 @@ class ConvolutionLayer(LayerKind):
     place of the filters, times the weights, a column for each filter. Large products are cut by
     rows, in the same way whichever pictures share the batch, so that the bits are the same.
 
-    `size` is the rows and columns of a picture, and `stride` how far the filters move each time,
-    down or to the right.
-    """
+    `size` is the rows and columns of a picture, and `stride` the step of the filters."""
 
     kind = "convolution"
     arrays: ClassVar[Shapes] = {
@@ -40,10 +37,7 @@ class ConvolutionLayer(LayerKind):
         if step < 1:
             raise WireError(f"stride: {step}, not at least 1")
         if rows < height or columns < width:
-            raise WireError(
-                f"size: pictures of {rows} x {columns}, smaller than the filters, "
-                f"{height} x {width}"
-            )
+            raise WireError(f"size: pictures of {rows} x {columns}, filters of {height} x {width}")
         down, across = self._places()
         return {"in": rows * columns * channels, "out": down * across * filters}
 

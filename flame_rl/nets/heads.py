@@ -1,8 +1,6 @@
-"""The heads of a network in NumPy: they turn its output into actions. kinds.py lists all kinds.
-The log-probabilities that losses see are in flame_rl/modules/networks.py.
-
-Where observations come with masks, what these forbid is never chosen.
-"""
+"""The heads of a network in NumPy: they turn its output into actions. kinds.py lists all kinds. The
+log-probabilities that losses see are in flame_rl/modules/networks.py. Where observations come with
+masks, what these forbid is never chosen."""
 
 from typing import ClassVar, Literal
 
@@ -12,46 +10,30 @@ from flame_rl.nets.layers import Shapes
 from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
 
-NoiseKind = Literal["normal", "uniform"]
 # What comes with B observations, such as masks: columns by name, [B, ...] each.
 Columns = dict[str, np.ndarray]
 NOTHING: Columns = {}
 # The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
-# where it learns. From the authors' code: beyond it a standard deviation is useless, or its
-# exponential too large.
+# where it learns, as in the authors' code: what is beyond is useless, or overflows.
 LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class HeadKind:
     """A policy's head, made from the width of the network's output and the head's arrays by name.
-
     An action must not depend on which other observations share the batch: the order in which the
-    numbers of a row are added must not depend on the number of rows.
+    numbers of a row are added must not depend on the number of rows."""
 
-    Attributes:
-        kind: its name in a `PolicySnapshot`.
-        arrays, integers: shapes of the arrays of float32, and of int32.
-        noise: the kind of random numbers that an action is sampled with: standard normal, or
-            uniform in [0, 1).
-        noise_width: how many random numbers an action takes.
-        noise_carry: the share of a step's noise that is added to the next step's own random
-            numbers; 0: the steps of an episode have independent noise.
-        noise_repeat: the probability that a step has the noise of the step before, but for an
-            episode's first step.
-        dtype, shape: the type and shape of one action.
-        choices: the number of choices of each of its factors; of real numbers, none.
-    """
-
-    kind: ClassVar[str]
-    arrays: ClassVar[Shapes] = {}
-    integers: ClassVar[Shapes] = {}
-    noise: ClassVar[NoiseKind]
-    dtype: ClassVar[str]
-    noise_width: int
-    noise_carry: float = 0.0
-    noise_repeat: float = 0.0
+    kind: ClassVar[str]  # its name in a `PolicySnapshot`
+    arrays: ClassVar[Shapes] = {}  # of float32
+    integers: ClassVar[Shapes] = {}  # of int32
+    # Standard normal, or uniform in [0, 1): the random numbers that an action is sampled with.
+    noise: ClassVar[Literal["normal", "uniform"]]
+    noise_width: int  # how many of them an action takes
+    noise_carry: float = 0.0  # the share of a step's noise that is added to the next step's own
+    noise_repeat: float = 0.0  # the probability that a step has the noise of the one before
+    dtype: ClassVar[str]  # of one action
     shape: tuple[int, ...] = ()
-    choices: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()  # of each of an action's factors; of real numbers, none
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         """An action for each row of the output, float64 [B, width], sampled with noise, float64
@@ -64,8 +46,7 @@ class HeadKind:
 
 
 class FactoredHead(HeadKind):
-    """F independent categorical distributions: the output is their logits, one factor after
-    another. Actions are int32 [B, F]."""
+    """F independent categorical distributions: the output is their logits; int32 [B, F]."""
 
     kind = "factored"
     integers: ClassVar[Shapes] = {"choices": ("factors",)}
@@ -73,7 +54,6 @@ class FactoredHead(HeadKind):
     dtype = "int32"
 
     def __init__(self, width: int, choices: np.ndarray) -> None:
-        """`choices`, int32 [F], is the number of choices of each factor."""
         if len(choices) == 0 or choices.min() < 1 or int(choices.sum(dtype=np.int64)) != width:
             raise WireError(
                 f"choices: {choices.tolist()[:20]} where numbers above 0 whose sum is {width}, the "
@@ -89,37 +69,33 @@ class FactoredHead(HeadKind):
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
     def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        return sample_choices(self._by_factor(masked(output, seen, FORBIDDEN_LOGIT)), noise.T).T
+        return sample_choices(self._by_choice(output, seen), noise.T).T
 
     def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        logits = self._by_factor(masked(output, seen, FORBIDDEN_LOGIT))
-        return logits.argmax(axis=0).astype(np.int32).T
+        return self._by_choice(output, seen).argmax(axis=0).astype(np.int32).T
 
-    def _by_factor(self, output: np.ndarray) -> np.ndarray:
-        """Logits by factor: float64 [B, width] -> [most choices, F, B]."""
+    def _by_choice(self, output: np.ndarray, seen: Columns) -> np.ndarray:
+        """Logits: float64 [B, width] -> [most choices, F, B], without F for a single factor."""
         impossible = np.full((1, len(output)), -np.inf)
-        return np.concatenate([output.T, impossible])[self._places]
+        return np.concatenate([masked(output, seen, FORBIDDEN_LOGIT).T, impossible])[self._places]
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution: the output is its logits; actions are int32 [B]. `width`: A, the
-    number of choices."""
+    """A categorical distribution: the output is its logits, [B, A]; actions are int32 [B]."""
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}
 
     def __init__(self, width: int) -> None:
         super().__init__(width, np.array([width]))
-        self.width = width
         self.shape = ()
-
-    def sample(self, output: np.ndarray, noise: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
-        # Transposed to one row per choice, because NumPy reduces many short rows slowly.
-        logits = masked(output, seen, FORBIDDEN_LOGIT)
-        return sample_choices(np.ascontiguousarray(logits.T), noise[:, 0])
 
     def greedy(self, output: np.ndarray, seen: Columns = NOTHING) -> np.ndarray:
         return masked(output, seen, FORBIDDEN_LOGIT).argmax(axis=1).astype(np.int32)
+
+    def _by_choice(self, output: np.ndarray, seen: Columns) -> np.ndarray:
+        # A row for each choice, because NumPy reduces many short rows slowly.
+        return np.ascontiguousarray(masked(output, seen, FORBIDDEN_LOGIT).T)
 
 
 class EpsilonGreedyHead(HeadKind):
@@ -132,8 +108,7 @@ class EpsilonGreedyHead(HeadKind):
     arrays: ClassVar[Shapes] = {"epsilon": (1,), "repeat": (1,)}
     noise = "uniform"
     dtype = "int32"
-    # One number decides whether to explore, the other which action is taken then.
-    noise_width = 2
+    noise_width = 2  # one number decides whether to explore, the other which action is taken then
 
     def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
         """`epsilon` and `repeat`, see `noise_repeat`, float32 [1], are from 0 to 1."""
@@ -161,8 +136,7 @@ class EpsilonGreedyHead(HeadKind):
 
 class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     """A categorical distribution of the return for each action: the output is their logits, action
-    by action. An action's value is the mean of its distribution (Bellemare et al. 2017, algorithm
-    1); `EpsilonGreedyHead` says how values become actions."""
+    by action; its value is the mean of its distribution (Bellemare et al. 2017, algorithm 1)."""
 
     kind = "epsilon_greedy_distribution"
     arrays: ClassVar[Shapes] = {**EpsilonGreedyHead.arrays, "support": ("atoms",)}
@@ -170,8 +144,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     def __init__(
         self, width: int, epsilon: np.ndarray, repeat: np.ndarray, support: np.ndarray
     ) -> None:
-        """`support`, float32 [atoms], are the atoms, the returns that have a probability; their
-        number divides `width`."""
+        """`support`, float32 [atoms]: the returns that have a probability."""
         if width % len(support):
             raise WireError(
                 f"support: {len(support)} atoms do not divide the width of the output, {width}, "
@@ -191,8 +164,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
 
 
 class GaussianHead(HeadKind):
-    """A diagonal Gaussian: the output is its mean; its standard deviation does not depend on
-    observations. Actions are float32 [B, A]."""
+    """A diagonal Gaussian: the output is its mean; `log_std` depends on nothing; float32 [B, A]."""
 
     kind = "gaussian"
     arrays: ClassVar[Shapes] = {"log_std": ("in",)}
@@ -281,7 +253,7 @@ class NoisyHead(HeadKind):
 
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Inverse transform sampling of a softmax: the first choice whose cumulative probability
-    exceeds the uniform number; float64 [choices, ...] and [...] -> int32 [...]."""
+    exceeds the uniform number; float64 [choices, ...] and [...] or [1, ...] -> int32 [...]."""
     cumulative = np.cumsum(np.exp(logits - logits.max(axis=0)), axis=0)
     threshold = uniform * cumulative[-1]
     return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)

@@ -1,5 +1,4 @@
-"""The layers of a network in NumPy: a class for each kind, an instance for a layer with its arrays.
-kinds.py lists all kinds.
+"""The layers of a network in NumPy: a class for each kind, of which kinds.py has the list.
 
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
@@ -7,8 +6,7 @@ batch. BLAS chooses its way of summing by the size of the matrices, so every pro
 position and beside any other rows, unlike in one product of all rows. In float32,
 that fails on some processors where there is a single output; so only dense layers whose outputs are
 a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
-observation. Activations are elementwise, so that they may have float32's precision.
-"""
+observation. Activations are elementwise, so that they may have float32's precision."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,70 +16,48 @@ import numpy as np
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
-# Normalised observations are clipped at plus and minus this.
-OBSERVATION_CLIP = 10.0
+OBSERVATION_CLIP = 10.0  # normalised observations are clipped at plus and minus this
 # Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
 # them fastest; for products of few rows or columns, copying takes longer than it gains.
 SMALL_PRODUCT = 1_000_000
-# A matrix of this many numbers does not fit a core's cache, so that reading it takes most of the
-# time; in float32 it has half the bytes.
+# A matrix of this many numbers does not fit a core's cache: float32 halves the time to read it.
 _LARGE_WEIGHT = 1 << 20
-# Outputs that BLAS computes at once.
-_KERNEL = 16
+_KERNEL = 16  # outputs that BLAS computes at once
 
 # The shapes of arrays by name. A size is a number or a name, which stands for the same number
-# wherever it occurs: "in" is the width of what enters, and "out" that of what leaves a layer, if it
-# differs.
+# wherever it occurs: "in" is the width of a layer's input, "out" that of its output, if it differs.
 Shapes = dict[str, tuple[str | int, ...]]
 # How a layer acts: x -> y, or x and state -> y and the next state; see `LayerKind.act`.
 Act = Callable[..., Any]
 
 
 class LayerKind:
-    """A layer, whose arrays are its attributes, by name.
+    """A layer, whose arrays are its attributes, by name."""
 
-    Attributes:
-        kind: its name in a `PolicySnapshot`.
-        arrays: shapes of the arrays of float32.
-        integers: shapes of those of int32.
-        state: the shape of what the layer remembers from step to step, in sizes of its arrays;
-            None: the layer remembers nothing.
-        bounded: whether the state is only the inputs of the last few steps, which a learner looks
-            up instead of unrolling whole episodes.
-        dtype: the type in which the layer acts; None: that of the layer before.
-    """
-
-    kind: ClassVar[str]
-    arrays: ClassVar[Shapes] = {}
-    integers: ClassVar[Shapes] = {}
+    kind: ClassVar[str]  # its name in a `PolicySnapshot`
+    arrays: ClassVar[Shapes] = {}  # of float32
+    integers: ClassVar[Shapes] = {}  # of int32
+    # The shape of what it remembers from step to step, in sizes of its arrays; None: nothing.
     state: ClassVar[tuple[str | int, ...] | None] = None
+    # Whether the state is only the inputs of the last few steps, which a learner looks up instead
+    # of unrolling whole episodes.
     bounded: ClassVar[bool] = False
-    dtype: str | None = "float64"
+    dtype: str | None = "float64"  # in which the layer acts; None: that of the layer before
 
     def __init__(self, **arrays: np.ndarray) -> None:
         vars(self).update(arrays)
 
-    def check(self) -> None:
-        """Raise WireError for values that the arrays must not have."""
-
     def sizes(self) -> dict[str, int]:
-        """Sizes by name that follow from the arrays' numbers, "in" and "out" among them. Raises
-        WireError for impossible ones."""
+        """Sizes by name that follow from the arrays' values. Raises WireError for wrong ones."""
         return {}
 
     def act(self, x: np.ndarray) -> np.ndarray:
-        """The layer's output, with all arrays of float32 in the type of `dtype`.
-
-        Args:
-            x: a stack of blocks, [blocks, ROW_BLOCK, inputs], which may be overwritten.
-
-        Returns:
-            [blocks, ROW_BLOCK, outputs].
+        """The layer's output, with all arrays of float32 in the type of `dtype`: [blocks,
+        ROW_BLOCK, inputs], which may be overwritten, -> [blocks, ROW_BLOCK, outputs].
 
         A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...], after
         its input, and returns the next one after its output; it must neither write into the state
-        nor return it. An episode begins with zeros.
-        """
+        nor return it. An episode begins with zeros."""
         raise NotImplementedError
 
     def make_act(self) -> Act:
@@ -95,15 +71,15 @@ class NormalizeLayer(LayerKind):
     kind = "normalize"
     arrays: ClassVar[Shapes] = {"mean": ("in",), "std": ("in",)}
 
-    def check(self) -> None:
+    def sizes(self) -> dict[str, int]:
         if not (self.std > 0).all():
             raise WireError("std: not above 0")
+        return {}
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= self.mean
         x /= self.std
-        # np.clip takes twice as long on arrays this small.
-        np.minimum(x, OBSERVATION_CLIP, out=x)
+        np.minimum(x, OBSERVATION_CLIP, out=x)  # np.clip takes twice as long on arrays this small
         np.maximum(x, -OBSERVATION_CLIP, out=x)
         return x
 
@@ -140,9 +116,8 @@ class CenterLayer(LayerKind):
 
 
 class FramesLayer(LayerKind):
-    """The latest inputs, interleaved: the `frames` values of each number follow each other. In
-    pictures, they become further channels. The state is the last output, [..., inputs, frames], the
-    latest input last."""
+    """The latest inputs, interleaved: the `frames` values of each number follow each other, and are
+    channels of pictures. The state is the last output, [..., inputs, frames], the latest last."""
 
     kind = "frames"
     integers: ClassVar[Shapes] = {"size": (2,)}
@@ -153,15 +128,12 @@ class FramesLayer(LayerKind):
     def sizes(self) -> dict[str, int]:
         inputs, count = self.size.tolist()
         if inputs < 1 or count < 2:
-            raise WireError(
-                f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack"
-            )
+            raise WireError(f"size: {count} frames of {inputs} numbers, and not at least 2 of 1")
         return {"in": inputs, "out": inputs * count, "frames": count}
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         y = np.empty_like(state)
-        # One copy moves every number to the frame before its own; the latest frame is written over
-        # what came from the next number.
+        # One copy moves every number to the frame before its own; the latest frame follows.
         y.reshape(-1)[:-1] = state.reshape(-1)[1:]
         y[..., -1] = x
         return y.reshape(*x.shape[:-1], -1), y
@@ -174,11 +146,9 @@ class SelectLayer(LayerKind):
     integers: ClassVar[Shapes] = {"places": ("out",), "width": (1,)}
     dtype = None
 
-    def check(self) -> None:
+    def sizes(self) -> dict[str, int]:
         if self.places.min() < 0 or self.places.max() >= self.width[0]:
             raise WireError(f"places: {self.places.tolist()[:20]}, not below {self.width[0]}")
-
-    def sizes(self) -> dict[str, int]:
         return {"in": int(self.width[0]), "out": self.places.size}
 
     def act(self, x: np.ndarray) -> np.ndarray:

@@ -9,16 +9,14 @@ from flame_rl.nets.layers import LayerKind, Shapes, float32_tanh
 
 class GRULayer(LayerKind):
     """A gated recurrent unit of H units (Cho et al. 2014, "Learning Phrase Representations using
-    RNN Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's. Its
-    output is its next state.
+    RNN Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's.
 
     r and z are the gates and n the candidate of a step, g is the product of its input with the
-    weights, k that of its state h, and h' the next state:
+    weights, k that of its state h, and h' the next state, which is the output:
 
         r, z = sigmoid(g_rz + k_rz),   n = tanh(g_n + r k_n),   h' = n + z (h - n)
 
-    Weights are in torch's order: reset, update, candidate.
-    """
+    Weights are in torch's order: reset, update, candidate."""
 
     kind = "gru"
     arrays: ClassVar[Shapes] = {
@@ -44,8 +42,7 @@ class GRULayer(LayerKind):
 
 class LSTMLayer(LayerKind):
     """Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
-    2000). Its state is its last output and its cells. Weights are in torch's order: input, forget,
-    candidate, output."""
+    2000). Its state is output and cells. In torch's order: input, forget, candidate, output."""
 
     kind = "lstm"
     arrays: ClassVar[Shapes] = {

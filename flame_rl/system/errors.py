@@ -1,5 +1,4 @@
-"""The ways in which a run ends early; and printing where nobody may read: a stream that is closed
-or full never ends a run."""
+"""The ways in which a run ends early; and printing, which ends none, even where nobody reads."""
 
 import contextlib
 import os
@@ -43,8 +42,7 @@ def warn(text: str) -> None:
 
 @contextlib.contextmanager
 def nothing_but_json(wanted: bool) -> Iterator[None]:
-    """Within the block, what environments and libraries print to standard output goes to standard
-    error, if that is wanted."""
+    """Within the block, if wanted, what is printed to standard output goes to standard error."""
     if not wanted:
         yield
         return
@@ -69,7 +67,6 @@ def _print(text: str, stream: TextIO | None) -> None:
     except ValueError:  # closed since then
         pass
     except OSError:
-        # Nobody reads (`| head`), or the disk is full: be silent from now on, and let nothing that
-        # is still in the stream's buffer fail again when Python ends.
+        # Nobody reads (`| head`), or the disk is full: be silent from now on, at Python's end, too.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

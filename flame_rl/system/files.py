@@ -27,15 +27,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def refuse_unless_file(path: Path, flag: str = "") -> None:
-    """Raise UsageError, which begins with the flag, unless `path` may become a file: it is in a
-    folder that exists, and none itself."""
+    """Raise UsageError, which begins with the flag, unless `path` may become a file."""
     if not path.parent.is_dir() or path.is_dir():
         raise UsageError(f"{flag}{path}: name a file in a folder that exists")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: after a crash it holds the old bytes or the new, never a part.
-    Raises OSError if the disk refuses; `path` is then as it was."""
+    """Replace `path` by `data`: after a crash it holds the old bytes or the new, never a part, and
+    the old ones after an OSError, which this raises if the disk refuses."""
     temporary = path.with_name(path.name + ".part")
     try:
         temporary.write_bytes(data)
@@ -44,8 +43,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    # The rename itself is durable only once the folder is.
-    sync(path.parent)
+    sync(path.parent)  # the rename itself is durable only once the folder is
 
 
 def sync(path: Path) -> None:
@@ -62,8 +60,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def refused_as(kind: type[Exception], what: str, remedy: str = "") -> Iterator[None]:
-    """Within the block, an OSError becomes an error of this kind, which says what was refused, why,
-    and the remedy."""
+    """Within the block, an OSError becomes one of this kind: what was refused, why, the remedy."""
     try:
         yield
     except OSError as error:

@@ -56,19 +56,14 @@ ONE_BLAS_THREAD = _OneBlasThread()
 # The threads that are in the block, one of which may hold the lock, do not survive a fork.
 os.register_at_fork(after_in_child=ONE_BLAS_THREAD.__init__)
 
-# Parameters of glibc's mallopt, and their values: arrays below 32 MiB come from the heap, and
-# it keeps 256 MiB of free memory.
-_MMAP_THRESHOLD = -3, 1 << 25
-_TRIM_THRESHOLD = -1, 1 << 28
-
 
 def keep_freed_memory() -> None:
     """Let this process keep freed memory for its next arrays, for good: fetching it again page by
     page can take as long as the rest of a gradient step. Without effect but with glibc."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     if hasattr(libc, "mallopt"):
-        libc.mallopt(*_MMAP_THRESHOLD)
-        libc.mallopt(*_TRIM_THRESHOLD)
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: arrays below 32 MiB come from the heap,
+        libc.mallopt(-1, 1 << 28)  # M_TRIM_THRESHOLD: which keeps 256 MiB of free memory
 
 
 def available_cores() -> int:
@@ -119,8 +114,7 @@ def has_display() -> bool:
 
 
 def require(module: str, package: str, group: str) -> ModuleType:
-    """Import a module of a package that is in an optional dependency group. Raises UsageError if
-    the package is missing or broken."""
+    """Import a module of a package of an optional group. Raises UsageError if that fails."""
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -131,8 +125,7 @@ def require(module: str, package: str, group: str) -> ModuleType:
 
 
 def refuse_old_packages() -> None:
-    """Raise UsageError where a package is older than this one requires: `uv run --with` puts what
-    another one brings before it."""
+    """Raise UsageError where a package is older than required, as `uv run --with` may have it."""
     with suppress(metadata.PackageNotFoundError):  # one that is not installed is not old
         requirements = "\n".join(metadata.requires("flame-rl") or ())
         for name, least in re.findall(r"(?m)^([\w.-]+)[^;\n]*>=([\d.]+)[^;\n]*$", requirements):

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from flame_rl.system.errors import Interrupted, warn
 
-_SHOW_CURSOR = "\x1b[?25h"
 # `uv run` forwards a signal that the terminal has sent to this process, too: both count as one.
 _ONE_SIGNAL_SECONDS = 0.3
 _GRACE_SECONDS = 0.5
@@ -29,8 +28,7 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 class StopSignal(threading.Event):
     """Set once the user asks to stop."""
 
-    # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
-    exit_code = 0
+    exit_code = 0  # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM
 
 
 @contextlib.contextmanager
@@ -47,7 +45,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
             received_at = now
         elif now - received_at > _ONE_SIGNAL_SECONDS:
             if sys.stdout is not None and sys.stdout.isatty():
-                os.write(1, _SHOW_CURSOR.encode())
+                os.write(1, b"\x1b[?25h")  # show the cursor
             os._exit(128 + number)
         stop.exit_code = 128 + number
         stop.set()
@@ -68,8 +66,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
 @contextlib.contextmanager
 def stoppable(stop: threading.Event) -> Iterator[None]:
     """Within the block `end_if_stopped` heeds this event. Where Ctrl-C would raise an exception, it
-    sets the event, and KeyboardInterrupt comes at the end of the block: a second one cannot come
-    while the first is being undone."""
+    sets the event, and KeyboardInterrupt comes at the end, where no second one can disturb it."""
     token, held = _STOP.set(stop), []
 
     def hold(*_: object) -> None:

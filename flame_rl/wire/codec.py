@@ -1,8 +1,5 @@
-"""Encode messages as bytes, and decode them again.
-
-Received bytes are untrusted: sizes, types, shapes and finiteness are checked before anything is
-used, and whatever is wrong raises `WireError`.
-"""
+"""Encode messages as bytes, and decode them again. Received bytes are untrusted: sizes, types,
+shapes and finiteness are checked before anything is used; whatever is wrong raises `WireError`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +9,7 @@ import numpy as np
 
 from flame_rl.wire import messages
 from flame_rl.wire.fields import Kind, WireError, from_data, to_data
+from flame_rl.wire.messages import CollectFailure, CollectRequest, EnvironmentSpec, Episodes
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
 
 _Arrays = dict[str, np.ndarray]
@@ -27,8 +25,7 @@ def encode_snapshot(snapshot: messages.PolicySnapshot) -> bytes:
 
 
 def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
-    """The snapshot, with finite arrays; `flame_rl.nets.acting.ActingPolicy` checks that layers of
-    these kinds are known and fit each other."""
+    """The snapshot, with finite arrays; `ActingPolicy` checks that its layers are known and fit."""
     header, arrays = unpack(data, "snapshot")
     snapshot = from_data(messages.PolicySnapshot, header)
     for place, layer in enumerate((*snapshot.layers, snapshot.head)):
@@ -38,19 +35,19 @@ def decode_snapshot(data: Buffer) -> messages.PolicySnapshot:
     return snapshot
 
 
-def encode_request(request: messages.CollectRequest) -> bytes:
+def encode_request(request: CollectRequest) -> bytes:
     starts = {i: request.starts[i] for i in request.indices if i in request.starts}
     arrays = {"indices": np.array(request.indices, np.int64)} | starts_to_arrays(starts)
     return pack("request", to_data(request, but=("indices", "starts")), arrays)
 
 
-def decode_request(data: Buffer) -> messages.CollectRequest:
+def decode_request(data: Buffer) -> CollectRequest:
     header, arrays = unpack(data, "request")
     indices = take_array(arrays, "indices", "int64")
     if indices.ndim != 1 or indices.size == 0 or indices.min() < 0:
         raise WireError("indices: a list of at least one, and none below 0")
     known = {"indices": tuple(indices.tolist()), "starts": {}}
-    request = from_data(messages.CollectRequest, header, **known)
+    request = from_data(CollectRequest, header, **known)
     actions = next((each for each in request.columns if each.name == "actions"), None)
     starts = take_starts(arrays, actions)
     _refuse_others(arrays)
@@ -87,32 +84,27 @@ def take_starts(
     return {index: messages.Start(*start) for index, *start in rows}
 
 
-def encode_result(
-    result: messages.Episodes | messages.CollectFailure, request: messages.CollectRequest
-) -> list[Buffer]:
+def encode_result(result: Episodes | CollectFailure, request: CollectRequest) -> list[Buffer]:
     """The answer to `request` as buffers to send one after another; the arrays are not copied."""
-    if isinstance(result, messages.CollectFailure):
+    if isinstance(result, CollectFailure):
         return [encode_failure(result)]
     arrays = {name: getattr(result, name) for name in messages.ABOUT_EPISODES}
     arrays |= {f"columns.{name}": array for name, array in result.columns.items()}
     return pack_buffers("episodes", _question(request), arrays)
 
 
-def _question(request: messages.CollectRequest) -> dict[str, Any]:
+def _question(request: CollectRequest) -> dict[str, Any]:
     """The fields by which an answer is matched to its request."""
     names = ("run_seed", "iteration", "policy_version", "stream", "explore")
     return {"env_id": request.environment.env_id} | {name: getattr(request, name) for name in names}
 
 
-def decode_result(
-    data: Buffer, request: messages.CollectRequest
-) -> messages.Episodes | messages.CollectFailure:
+def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
     """The answer to `request`: exactly its episodes, or why they are missing. The arrays are views
-    of `data`, or of a copy where it is read-only, with the types, shapes and ranges of the columns
-    that were asked for."""
+    of `data`, or of a copy where it is read-only, and as the columns that were asked for say."""
     if message_type(data) == "failure":
         env_id = request.environment.env_id
-        return _decode(data, "failure", messages.CollectFailure, env_id=env_id)
+        return _decode(data, "failure", CollectFailure, env_id=env_id)
     header, arrays = unpack(data, "episodes")
     if header != _question(request):
         raise WireError("these episodes are of another run, iteration or policy")
@@ -128,9 +120,7 @@ def decode_result(
     return episodes
 
 
-def take_episodes(
-    arrays: _Arrays, columns: Sequence[messages.Column], prefix: str
-) -> messages.Episodes:
+def take_episodes(arrays: _Arrays, columns: Sequence[messages.Column], prefix: str) -> Episodes:
     """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
     WireError unless there are some, and all of them as the columns say."""
     lengths = take_array(arrays, "lengths", "int64")
@@ -142,7 +132,7 @@ def take_episodes(
     for column in columns:
         more = len(lengths) * column.per_observation
         found[column.name] = _take_rows(arrays, prefix + column.name, rows + more, column)
-    return messages.Episodes(lengths=lengths, **about, columns=found)
+    return Episodes(lengths=lengths, **about, columns=found)
 
 
 def _take_rows(arrays: _Arrays, name: str, rows: int, column: messages.Column | None) -> np.ndarray:
@@ -158,7 +148,7 @@ def _take_rows(arrays: _Arrays, name: str, rows: int, column: messages.Column | 
     return array
 
 
-def encode_failure(failure: messages.CollectFailure) -> bytes:
+def encode_failure(failure: CollectFailure) -> bytes:
     return pack("failure", to_data(failure, but=("env_id",)), {})
 
 
@@ -166,11 +156,10 @@ def failure_kind(answer: Buffer) -> messages.FailureKind | None:
     """The kind of failure that an answer is; None: episodes. Raises WireError if it is neither."""
     if message_type(answer) == "episodes":
         return None
-    return _decode(answer, "failure", messages.CollectFailure).kind
+    return _decode(answer, "failure", CollectFailure).kind
 
 
 def encode_describe(environment: messages.Environment) -> bytes:
-    """The request for a description, whose answer `decode_description` reads."""
     return pack("describe", to_data(environment), {})
 
 
@@ -178,7 +167,7 @@ def decode_describe(data: Buffer) -> messages.Environment:
     return _decode(data, "describe", messages.Environment)
 
 
-def encode_description(spec: messages.EnvironmentSpec) -> bytes:
+def encode_description(spec: EnvironmentSpec) -> bytes:
     """Raises WireError if the spaces are of other kinds, or too large to describe."""
     data = pack("description", to_data(spec), {})
     # A checkpoint's header holds a description, and the configuration besides.
@@ -190,13 +179,11 @@ def encode_description(spec: messages.EnvironmentSpec) -> bytes:
     return data
 
 
-def decode_description(
-    data: Buffer, env_id: str
-) -> messages.EnvironmentSpec | messages.CollectFailure:
+def decode_description(data: Buffer, env_id: str) -> EnvironmentSpec | CollectFailure:
     """The environment's description, or why there is none; `env_id` is what was asked about."""
     if message_type(data) == "failure":
-        return _decode(data, "failure", messages.CollectFailure, env_id=env_id)
-    return _decode(data, "description", messages.EnvironmentSpec)
+        return _decode(data, "failure", CollectFailure, env_id=env_id)
+    return _decode(data, "description", EnvironmentSpec)
 
 
 def _decode(data: Buffer, name: str, kind: type[Kind], **given: Any) -> Kind:

@@ -1,8 +1,6 @@
-"""Read a dataclass from JSON data by its annotations, and write it as JSON data.
-
-The data are untrusted: types are exact (True is no integer), numbers and lists keep within their
-limits, and no field is unknown or missing.
-"""
+"""Read a dataclass from JSON data by its annotations, and write it as JSON data. The data are
+untrusted: types are exact (True is no integer), numbers and lists keep within their limits, and no
+field is unknown or missing."""
 
 import contextlib
 import functools
@@ -21,8 +19,7 @@ class WireError(ValueError):
 
 
 class Within(NamedTuple):
-    """The least and the greatest value of a number, and how an error says that; or those of a
-    list's length, which need no text."""
+    """The range of a number, and how an error says it; or that of a list's length, without text."""
 
     low: float
     high: float
@@ -30,8 +27,7 @@ class Within(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """Functions from JSON data (given the field's name, too; may raise WireError) and to it, for
-    a type that this module does not know."""
+    """How a type that this module does not know is read from JSON data and a name, and written."""
 
     from_data: Callable[[Any, str], Any]
     to_data: Callable[[Any], Any]
@@ -43,8 +39,7 @@ Size = Annotated[int, Within(1, (1 << 63) - 1, "an integer from 1 to 2**63 - 1")
 
 def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> Kind:
     """Make the dataclass `kind` from a JSON object, which comes from the field `name`, and from
-    the fields that are `given`. Fields with a default may be missing. Raises WireError if a field
-    is unknown, missing or wrong."""
+    the fields that are `given`. Fields with a default may be missing. Raises WireError."""
     if not isinstance(data, dict):
         raise WireError(f"{name or 'data'}: an object, not {data!s:.200}")
     prefix = f"{name}." if name else ""
@@ -100,8 +95,7 @@ _WORDS |= {tuple: "a list", dict: "an object"}
 
 
 def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
-    """A dataclass as JSON data, which `from_data` reads, without the fields named in `but`, and
-    those that have their default."""
+    """A dataclass as JSON data for `from_data`, without the fields in `but` or at their default."""
     if isinstance(value, tuple):
         return [to_data(each) for each in value]
     if not is_dataclass(value):

@@ -1,10 +1,7 @@
 """The parts of an observation, in the order of `gymnasium.spaces.flatten`, what a network sees of
-them: pictures, each by itself, and numbers; and the columns that are recorded at every step.
-
-An observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
-Each Box of one byte in it is an input, and so are the parts between two of them together. Any
-other observation is a single input.
-"""
+them: pictures, each by itself, and numbers; and the columns that are recorded at every step. An
+observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
+Each Box of one byte in it is an input, and so are the parts between two of them together."""
 
 from __future__ import annotations
 
@@ -20,21 +17,15 @@ from flame_rl.wire.messages import OBSERVATIONS, Column, EnvironmentSpec
 
 # Spaces of numbers; Dict and Tuple have parts.
 LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-# Types of a Box whose numbers one byte holds.
-OF_ONE_BYTE = ("uint8", "bool")
-# The least sides of a picture, for one convolution of 3 rows and columns.
-_LEAST_OF_A_PICTURE = 3
+OF_ONE_BYTE = ("uint8", "bool")  # types of a Box whose numbers one byte holds
+_LEAST_OF_A_PICTURE = 3  # the least sides of a picture, for one convolution of 3 rows and columns
 
 
 @dataclass(frozen=True)
 class ObservationPart:
     """A space inside Dicts and Tuples, or the whole one, and its slice of the flattened vector.
-
-    Attributes:
-        name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
-        path: keys of Dicts and places in Tuples, from the outermost.
-        one_byte: whether its numbers are recorded in one byte each, for an input of its own.
-    """
+    `name`: as Python indexes an observation, "['arm'][0]"; empty for the whole. `path`: keys and
+    places, from the outermost. `one_byte`: whether it is an input of its own, of bytes."""
 
     name: str
     path: tuple[str | int, ...]
@@ -56,7 +47,6 @@ class ObservationInput:
 
     @property
     def width(self) -> int:
-        """How many numbers it has."""
         return self.stop - self.start
 
     @property
@@ -130,16 +120,14 @@ def why_no_keys(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> str
 
 
 def observation_dtype(space: gymnasium.Space) -> str:
-    """The type of a flattened observation with all its inputs side by side: "uint8" of a single
-    input of one byte, such as a picture; of all others "float32"."""
+    """The type of a flattened observation: "uint8" of one input of one byte, else "float32"."""
     inputs = observation_inputs(space)
     return inputs[0].dtype if len(inputs) == 1 else "float32"
 
 
 def is_channels_first(space: gymnasium.Space) -> bool:
     """Whether observations are pictures [channels, rows, columns], as torch has them: a Box of one
-    byte whose first axis is at most half as long as each other one. They become [rows, columns,
-    channels] where they are read."""
+    byte whose first axis, at most half as long as the others, becomes the last when it is read."""
     shape = space.shape or ()
     return _has_bytes(space) and len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
 

@@ -1,16 +1,12 @@
-"""Action masks: which choices are allowed at an observation, one bit for each.
-
-The choices of an action are those of its factors, one factor after another, as the logits of a
-policy are; A is their number. A mask travels, is recorded and is kept as ceil(A / 8) bytes, of
-which the first choice is the highest bit of the first.
-"""
+"""Action masks: which choices are allowed at an observation, one bit for each. The choices of an
+action are those of its factors, one factor after another, as the logits of a policy are; A is their
+number. A mask travels, is recorded and is kept as ceil(A / 8) bytes, of which the first choice is
+the highest bit of the first."""
 
 import numpy as np
 
-# The column of masks, a row for each observation.
-ACTION_MASKS = "action_masks"
-# In place of the logit of a forbidden choice. Its probability is exactly 0, and so is any product
-# with it, which is not a number where the logit is infinite.
+ACTION_MASKS = "action_masks"  # the column of masks, a row for each observation
+# The logit of a forbidden choice: its probability is exactly 0, and so, unlike -inf's, any product.
 FORBIDDEN_LOGIT = -1e30
 
 

@@ -1,9 +1,7 @@
 """The messages between the learner and the actors: frozen, of NumPy arrays, plain values and the
-spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here.
-
-In shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
-factors of a discrete one, T that of the steps of an episode, N those of E episodes.
-"""
+spaces of Gymnasium. `flame_rl.wire.fields` checks what is received by the annotations here. In
+shapes, D is the width of a flattened observation, A that of a continuous action, F the number of
+factors of a discrete one, T that of the steps of an episode, N those of E episodes."""
 
 from __future__ import annotations
 
@@ -28,38 +26,24 @@ _MAX_ROW_NUMBERS = 1 << 24
 
 @dataclass(frozen=True)
 class Environment:
-    """Which environment is played, and how.
+    """Which environment is played, and how."""
 
-    Attributes:
-        env_id: `Name-v0`, `module:Name-v0` or, for several agents, PettingZoo's module.
-        max_episode_steps: a time limit that replaces the environment's own; None: the default limit
-            where it has none; 0: no limit but its own.
-        simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
-        reward_parts: names of numbers in `info` that are recorded at every step.
-        outcomes: the same at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
-        agent_number: whether each of several agents observes its own number, too.
-        slots: the most episodes that a process plays side by side; None: as are worth it.
-        action_mask: whether the masks of allowed actions that it returns are read.
-        env_kwargs: arguments of the environment's constructor, "name=value" in JSON or Python.
-        wrapper: classes or functions around the environment, `module:Class`, the innermost first.
-        observe: the keys of a Dict that are observed; empty: all are.
-    """
-
-    env_id: str
+    env_id: str  # `Name-v0`, `module:Name-v0` or, for several agents, PettingZoo's module
+    # A time limit that replaces its own; None: the default where it has none; 0: none but its own.
     max_episode_steps: Whole | None = None
-    simulator: str = "auto"
-    reward_parts: tuple[str, ...] = ()
-    agent_number: bool = False
+    simulator: str = "auto"  # "plain", "fast", or "auto": fast where that gives the same bits
+    reward_parts: tuple[str, ...] = ()  # names of numbers in `info`, recorded at every step
+    agent_number: bool = False  # whether each of several agents observes its own number, too
+    # As `reward_parts`, at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
     outcomes: tuple[str, ...] = ()
-    slots: Size | None = None
-    action_mask: bool = True
-    env_kwargs: tuple[str, ...] = ()
-    wrapper: tuple[str, ...] = ()
-    observe: tuple[str, ...] = ()
+    slots: Size | None = None  # the most episodes side by side in a process; None: as are worth it
+    action_mask: bool = True  # whether the masks of allowed actions that it returns are read
+    env_kwargs: tuple[str, ...] = ()  # of its constructor, "name=value" in JSON or Python
+    wrapper: tuple[str, ...] = ()  # classes or functions, `module:Class`, the innermost first
+    observe: tuple[str, ...] = ()  # the keys of a Dict that are observed; empty: all are
 
 
-# Where an environment returns masks of allowed actions: nowhere, in `info["action_mask"]` or in
-# `observation["action_mask"]`.
+# Where masks of allowed actions are: nowhere, or under "action_mask" in the info or observation.
 MaskSource = Literal["none", "info", "observation"]
 
 _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
@@ -67,35 +51,22 @@ _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What the learner knows about an environment. Raises WireError if a space has no numbers, or
-    two agents have one name.
-
-    Attributes:
-        observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
-        action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: a line for each thing that a user should know of it.
-        time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
-        reward_shape: () where a reward is one number, (K,) where it is a vector.
-        agents: the names of several agents, which share the spaces; empty: there is one agent.
-        differs: one line on how episodes with the same seed and actions differ; else empty.
-        action_mask: where the masks of allowed actions are that are read.
-        slots: `Environment.slots`, or what memory allows; None of a fast simulator.
-        limited_by_default: whether the time limit is the default, because nobody has set another.
-        renders: whether its metadata name a way to draw it, in a window or as pictures.
-    """
+    """What the learner knows about an environment. Raises WireError as `__post_init__` says."""
 
     env_id: str
+    # Box, Discrete, MultiDiscrete or MultiBinary; only observations may be a Dict or Tuple of them.
     observation_space: _Space
     action_space: _Space
-    note: str = ""
-    time_limit: Size | None = None
-    reward_shape: Annotated[tuple[Size, ...], Within(0, 1)] = ()
+    note: str = ""  # a line for each thing that a user should know of it
+    time_limit: Size | None = None  # of Gymnasium's wrappers, in steps; None if there is none
+    reward_shape: Annotated[tuple[Size, ...], Within(0, 1)] = ()  # (K,) of a vector
+    # The names of several agents, which share the spaces; empty: there is one agent.
     agents: Annotated[tuple[str, ...], Within(0, _MAX_AGENTS)] = ()
-    differs: str = ""
-    action_mask: MaskSource = "none"
-    slots: Size | None = None
-    limited_by_default: bool = False
-    renders: bool = False
+    differs: str = ""  # one line on how episodes with the same seed and actions differ
+    action_mask: MaskSource = "none"  # where the masks of allowed actions are that are read
+    slots: Size | None = None  # the environment's, or as memory allows; None of a fast simulator
+    limited_by_default: bool = False  # whether nobody has set another time limit
+    renders: bool = False  # whether its metadata name a way to draw it, in a window or as pictures
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:
@@ -166,16 +137,15 @@ class PolicySnapshot:
     head: Layer
 
 
-# What episodes are used for. Streams share no seeds: the best policy is selected by validation
-# episodes and judged by evaluation episodes.
+# What episodes are used for; validation selects a policy, evaluation judges it. They share no seed.
 Stream = Literal["training", "validation", "evaluation"]
 
 
 @dataclass(frozen=True)
 class Column:
     """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
-    fields contradict each other. `per_observation`: whether an episode of T steps has T+1 rows, not
-    T. `choices`: the number of values, counted from 0, of each integer of a row; empty: any."""
+    fields contradict each other. `per_observation`: whether T steps have T+1 rows, not T.
+    `choices`: the number of values, counted from 0, of each integer of a row; empty: any."""
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
@@ -193,15 +163,9 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a fragment begins: some steps after an episode's reset.
-
-    Attributes:
-        seed: the reset seed of the episode's environment.
-        actions: those since the reset, as recorded, [j, ...].
-        observed: a digest of the last observation, which tells whether playing them again has led
-            to the same state.
-        so_far: the sum of the rewards since the reset, for reports.
-    """
+    """Where a fragment begins: some steps after an episode's reset with `seed`. `actions`: those
+    since then, as recorded, [j, ...]. `observed`: a digest of the last observation, which tells
+    whether they have led to the same state again. `so_far`: the sum of the rewards, for reports."""
 
     seed: Whole
     actions: np.ndarray
@@ -212,33 +176,27 @@ class Start:
 @dataclass(frozen=True)
 class CollectRequest:
     """Which episodes are wanted. With the snapshot, it determines every bit of the answer. Raises
-    WireError if two columns have one name.
-
-    Attributes:
-        indices: which episodes of the iteration, ascending. One that several `agents` play becomes
-            an episode of each, under the same index, agent by agent.
-        steps: with a number, the episodes that are wanted are those from the first index on until
-            their lengths add up to it, and `indices` only those to begin with.
-        policy_version: the version of the snapshot that must act.
-        columns: what is recorded at every step; see `flame_rl.wire.inputs.step_columns`.
-        explore: whether actions are sampled; otherwise each is the action without noise.
-        cut: the most steps of a fragment, the part of an episode that is played and answered as an
-            episode; None: episodes are whole.
-        starts: by index, where fragments begin that go on with an episode; the others begin one.
-            They follow from the other fields and from the iterations before.
-    """
+    WireError as `__post_init__` says."""
 
     environment: Environment
     run_seed: Whole
     iteration: Whole
+    # Which episodes of the iteration, ascending. One that several `agents` play becomes an episode
+    # of each, under the same index, agent by agent.
     indices: tuple[Whole, ...]
-    policy_version: Whole
+    policy_version: Whole  # of the snapshot that must act
+    # What is recorded at every step; see `flame_rl.wire.inputs.step_columns`.
     columns: Annotated[tuple[Column, ...], Within(1, MAX_PARTS + 64)]
     stream: Stream = "training"
-    explore: bool = True
+    explore: bool = True  # whether actions are sampled; otherwise each is that without noise
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}")] = 1
+    # With a number, the episodes that are wanted are those from the first index on until their
+    # lengths add up to it, and `indices` only those to begin with.
     steps: Whole | None = None
+    # The most steps of a fragment, which is answered as an episode; None: episodes are whole.
     cut: Size | None = None
+    # By index, where fragments begin that go on with an episode; the others begin one. They follow
+    # from the other fields and from the iterations before.
     starts: dict[int, Start] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -267,8 +225,7 @@ class _Recorded:
 
     @property
     def actions(self) -> np.ndarray:
-        """As sampled. Continuous: float32 [N, A], before clipping to the bounds; discrete: int32
-        [N] or [N, F], counted from 0."""
+        """As sampled: float32 [N, A], before they are clipped, or int32 [N] or [N, F], from 0."""
         return self.columns["actions"]
 
     @property
@@ -279,15 +236,10 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class Episode(_Recorded):
-    """One complete episode, or fragment of one, of one agent: N is T.
-
-    Attributes:
-        index: its number in the iteration, from 0; several agents that play together share it.
-        columns: the recorded arrays by column name, [T+1, ...] or [T, ...].
-        terminated: the environment ended it: nothing follows the last step.
-        truncated: a time limit cut it: it would have gone on from `observations[-1]`. A fragment
-            that another one goes on with is neither.
-    """
+    """One complete episode, or fragment of one, of one agent: N is T. `index`: its number in the
+    iteration, which agents that play together share. `columns`: by name, [T+1, ...] or [T, ...].
+    `terminated`: nothing follows the last step. `truncated`: a time limit cut it: it would have
+    gone on from `observations[-1]`. A fragment that another one goes on with is neither."""
 
     index: int
     columns: dict[str, np.ndarray]
@@ -296,7 +248,6 @@ class Episode(_Recorded):
 
     @property
     def length(self) -> int:
-        """T."""
         return len(self.rewards)
 
 
@@ -318,7 +269,6 @@ class Episodes(_Recorded):
 
     @property
     def steps(self) -> int:
-        """N."""
         return int(self.lengths.sum())
 
     def __len__(self) -> int:
@@ -372,24 +322,16 @@ FailureKind = Literal[
 @dataclass(frozen=True)
 class CollectFailure:
     """Why episodes did not come back: a value, because exceptions do not survive every transport.
-    Its texts are `legible`, wherever they come from.
-
-    Attributes:
-        message: one sentence with the cause and, where there is one, the remedy.
-        env_id: the environment's id. It does not travel: who asked knows it.
-        iteration, index, step: where it failed, as far as known.
-        seed: the environment's reset seed in that episode, if known.
-        traceback: the simulator's own, or the last words of a dead worker; may be empty.
-    """
+    Its texts are `legible`, wherever they come from."""
 
     kind: FailureKind
-    message: str
-    env_id: str = ""
+    message: str  # one sentence with the cause and, where there is one, the remedy
+    env_id: str = ""  # which does not travel: who asked knows it
     iteration: Whole | None = None
     index: Whole | None = None
     step: Whole | None = None
-    seed: Whole | None = None
-    traceback: str = ""
+    seed: Whole | None = None  # the environment's reset seed in that episode
+    traceback: str = ""  # the simulator's own, or the last words of a dead worker
 
     def __post_init__(self) -> None:
         # In JSON a character may take twelve bytes.

@@ -1,9 +1,7 @@
-"""A JSON header and named arrays to bytes and back: what messages and checkpoints are made of.
-
-The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
-the format of safetensors, whose own library would copy every array several times; here arrays are
-views of the bytes. Malformed bytes raise `WireError`; nothing is unpickled.
-"""
+"""A JSON header and named arrays to bytes and back: what messages and checkpoints are made of. The
+bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in the
+format of safetensors, whose own library would copy every array several times; here arrays are views
+of the bytes. Malformed bytes raise `WireError`; nothing is unpickled."""
 
 import json
 import math
@@ -18,10 +16,8 @@ from flame_rl.wire.fields import WireError
 MAGIC = b"flameRL1"
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
-# Safetensors begins with the length of its own header.
-_ARRAYS_LENGTH = struct.Struct("<Q")
-# The arrays begin at a multiple of the widest type, so that every view is aligned.
-_ALIGNMENT = 8
+_ARRAYS_LENGTH = struct.Struct("<Q")  # Safetensors begins with the length of its own header
+_ALIGNMENT = 8  # the arrays begin at a multiple of the widest type, so that every view is aligned
 MAX_RANK = 8
 _DTYPES = {f"{c}{8 * n}": np.dtype(f"{c.lower()}{n}") for c in "UI" for n in (1, 2, 4, 8)}
 _DTYPES |= {"BOOL": np.dtype(bool)} | {f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)}
@@ -31,8 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """Header, values of JSON, and arrays, numbers or booleans, as one byte string; `kind` is the
-    message's type, which `unpack` checks."""
+    """A message of this `kind`, which `unpack` checks: a header of JSON, and arrays of numbers."""
     return b"".join(pack_buffers(kind, header, arrays))
 
 

@@ -11,8 +11,7 @@
     Tuple([..., ...])                {"type": "tuple", "spaces": [..., ...]}
 
 An array (low, high, nvec, start) is one number if all its elements are equal, otherwise run-length
-pairs [number, count]. Infinity, for which JSON has no number, is "inf" or "-inf".
-"""
+pairs [number, count]. Infinity, for which JSON has no number, is "inf" or "-inf"."""
 
 import math
 from itertools import groupby

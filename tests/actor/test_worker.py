@@ -77,7 +77,8 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_pa
     (tmp_path / "broken_env.py").write_text("from math import does_not_exist_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     environment = Environment("broken_env:Mine-v0")
-    failure = codec.decode_description(worker.describe(environment, 60), environment.env_id)
+    answer = worker.describe(environment, 60, lambda: False)
+    failure = codec.decode_description(answer, environment.env_id)
     assert failure.kind == "environment"
     assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
 

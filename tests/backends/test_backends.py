@@ -14,10 +14,9 @@ import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Listener, Transport, gather
 from flame_rl.backends.local import InlineBackend, ProcessBackend
-from flame_rl.backends.tasks import TaskSizes
+from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment
@@ -59,7 +58,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None, reques
 
     transport = Transport(sent, in_flight, failed=failed)
     sizes = TaskSizes(in_flight)
-    sizes.split = lambda count: [min(task_size, count - i) for i in range(0, count, task_size)]
+    sizes.split = lambda n, evenly: [min(task_size, n - i) for i in range(0, n, task_size)]
     return gather(request, transport, sizes, stop or threading.Event(), Listener())
 
 

@@ -26,10 +26,10 @@ import pytest
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.session import Session
 from flame_rl.backends.local import InlineBackend
+from flame_rl.backends.tasks import Deadlines
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes

@@ -19,7 +19,7 @@ import pytest
 
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Limits
-from flame_rl.backends.deadlines import Deadlines
+from flame_rl.backends.tasks import Deadlines
 from flame_rl.run.checkpoint import find_checkpoint
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_ok, start_main, table
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors, wait_until

@@ -89,8 +89,8 @@ FITS = dense(2, 64)
         ([dense(2, 2)] * (MAX_LAYERS + 1), "65 layers.*at most 64"),
         ([FITS, numbers("normalize", std=np.zeros(64))], "std: not above 0"),
         ([FITS, numbers("convolution", stride=[0])], "stride: 0, not at least 1"),
-        ([FITS, numbers("convolution", size=[2, 5])], "size: pictures of 2 x 5, smaller than the"),
-        ([dense(3, 7), numbers("convolution")], r"64 numbers where 7 come from the layer"),
+        ([FITS, numbers("convolution", size=[2, 5])], "size: pictures of 2 x 5, filters of 3 x 2"),
+        ([dense(3, 7), numbers("convolution")], r"64 numbers, not the 7 of the layer"),
         ([FITS, numbers("frames", size=[5, 1])], "size: .*1 frames of 5 numbers"),
         ([FITS, numbers("frames", size=[0, 3])], "size: .*3 frames of 0 numbers"),
         ([FITS, numbers("select", places=[-1])], "places: .* not below 64"),
@@ -100,7 +100,7 @@ FITS = dense(2, 64)
         ([WIDTHS, Layer("tanh", {}), Layer("tanh", {}, input=0)], "input: 0 of 0 inputs"),
         ([WIDTHS, Layer("inputs", WIDTHS.arrays, input=0)], "input: 0 of 2 inputs"),
         ([numbers("inputs", widths=[0, 5])], "widths: .* not all at least"),
-        ([WIDTHS, numbers("inputs", widths=[4, 3])], "7 numbers where 5"),
+        ([WIDTHS, numbers("inputs", widths=[4, 3])], "7 numbers, not the 5"),
     ],
 )
 def test_layers_that_do_not_fit(layers, words):
@@ -111,7 +111,7 @@ def test_layers_that_do_not_fit(layers, words):
     ("width", "head", "words"),
     [
         (4, Layer("beta", {}), r"head \(beta\): none of factored"),
-        (5, numbers("gaussian"), r"log_std: shape \(4,\) where \(5,\)"),
+        (5, numbers("gaussian"), r"log_std: shape \(4,\), and not \(5,\)"),
         (4, numbers("factored", choices=[2, 3]), r"choices: \[2, 3\].*sum is 4"),
         (4, numbers("factored", choices=[5, -1]), "choices"),
         (4, numbers("epsilon_greedy", epsilon=[1.001]), "epsilon: .* not from 0 to 1"),

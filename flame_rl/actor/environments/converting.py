@@ -4,8 +4,7 @@ parts of a space), and a policy's actions as those that `env.step` takes.
 
 What an environment returns is checked here. Errors name the part, as in "observation['arm'][0]". A
 policy's continuous actions count from -1, the lower bound, to 1, the upper one. Without bounds, or
-with ones so far out that they say nothing, an action is in the environment's own units.
-"""
+with ones so far out that they say nothing, an action is in the environment's own units."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,8 +14,7 @@ from gymnasium import spaces
 
 from flame_rl.wire.inputs import ObservationPart, is_channels_first
 
-# Bounds beyond it are those of a number's type, and not of an action.
-MAX_BOUND = 1e6
+MAX_BOUND = 1e6  # bounds beyond it are those of a number's type, and not of an action
 
 # Converts actions as they are recorded, a row for each slot, to as many actions of the space:
 # float32 [B, A], or choices from 0, int32 [B] or [B, F].
@@ -81,8 +79,7 @@ def _write_choices(
 ) -> None:
     """The one-hot vectors of the choices, one after another."""
     if isinstance(space, spaces.Discrete):
-        # Python integers do not wrap around.
-        places = int(array) - int(space.start)
+        places = int(array) - int(space.start)  # Python integers do not wrap around
         outside = not 0 <= places < space.n
     else:
         counts = space.nvec.ravel()

@@ -24,8 +24,7 @@ from flame_rl.wire.inputs import LEAVES, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.spaces import MAX_NUMBERS
 
-# Steps after which an episode is cut where nobody has set a limit.
-DEFAULT_LIMIT = 1000
+DEFAULT_LIMIT = 1000  # steps after which an episode is cut where nobody has set a limit
 _UNKNOWN = "unknown environment"
 # The dependency groups that install what environments import, by the names of modules.
 GROUPS = {"Box2D": "box2d", "ale_py": "atari", "cv2": "atari", "minatar": "minatar"}
@@ -40,15 +39,13 @@ class DefaultTimeLimit(TimeLimit):
 
 
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
-    """A Gymnasium environment within its wrappers; `render_mode` is Gymnasium's. Raises
-    SimulatorError of kind "environment"."""
+    """A Gymnasium environment within its wrappers. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
         spec = import_class(env_id)
         with quiet_about_own_models(spec):
             env = gymnasium.make(
-                # Gymnasium's search for another version walks through the registry, where another
-                # thread may register meanwhile.
+                # Gymnasium's search for a newer version fails where another thread registers.
                 spec or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
@@ -66,26 +63,20 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     return env
 
 
-def import_registering(module: str, name: str) -> None:
-    """Import the module that registers an environment, or else call the function that its package
-    names among Gymnasium's entry points, as MinAtar does."""
-    importlib.import_module(module)
-    # Gymnasium explains a name that is known in another version.
-    if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
-        return
-    groups = metadata.entry_points()
-    # The group's name may be followed by a namespace.
-    for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
-        for entry in groups.select(group=group):
-            if entry.attr and f"{entry.module}.".startswith(f"{module}."):
-                entry.load()()
-
-
 def import_class(env_id: str) -> EnvSpec | None:
-    """Import the modules that register an environment and have its class; returns its entry."""
+    """Import the modules that register an environment and have its class; returns its entry. Where
+    no import does, call what the package names among Gymnasium's entry points, as MinAtar does."""
     module, colon, name = env_id.rpartition(":")
     if colon:
-        import_registering(module, name)
+        importlib.import_module(module)
+    # Gymnasium explains a name that is known in another version.
+    if colon and _stem(name) not in map(_stem, [*gymnasium.registry]):
+        groups = metadata.entry_points()
+        # The group's name may be followed by a namespace.
+        for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
+            for entry in groups.select(group=group):
+                if entry.attr and f"{entry.module}.".startswith(f"{module}."):
+                    entry.load()()
     spec = gymnasium.registry.get(name)
     if spec is not None and (module := _module_of(spec)):
         importlib.import_module(module)
@@ -141,10 +132,8 @@ def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
 
 def _time_limit(env: gymnasium.Env) -> int | None:
     """The least of the environment's time limits: its own code may have added one already."""
-    limits = (
-        each._max_episode_steps for each in wrapping.wrappers_of(env) if isinstance(each, TimeLimit)
-    )
-    return min(limits, default=None)
+    limited = (layer for layer in wrapping.wrappers_of(env) if isinstance(layer, TimeLimit))
+    return min((layer._max_episode_steps for layer in limited), default=None)
 
 
 def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:
@@ -289,7 +278,6 @@ def cannot_be_made(env_id: str, error: BaseException, group: str = "") -> Simula
 
 
 def _needs_module(env_id: str, absent: ModuleNotFoundError, group: str) -> SimulatorError:
-    """See `cannot_be_made`."""
     package = absent.name.partition(".")[0]
     module = env_id.rpartition(":")[0] or env_id
     if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):
@@ -307,9 +295,7 @@ def _needs_module(env_id: str, absent: ModuleNotFoundError, group: str) -> Simul
         remedy = "executors of a cluster have no torch; --local plays on this machine"
     if package in GROUPS:
         group = group or GROUPS[package]
-        remedy = (
-            f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` installs it"
-        )
+        remedy = f"`uv run --group {group} main.py …` or `pip install 'flame-rl[{group}]'` helps"
     return unusable(
         f"{env_id} needs the package {package}, which is not installed; it is imported in "
         f"{Path(last.filename).name}, line {last.lineno}: {remedy}"

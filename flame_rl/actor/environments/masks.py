@@ -29,8 +29,7 @@ def beside_mask(
     environment: Environment, observation: gymnasium.Space, action: gymnasium.Space
 ) -> tuple[gymnasium.Space, MaskSource | None]:
     """The space of what is observed, without a mask and without keys that `Environment.observe`
-    does not name, and where the masks are; None: the first reset will tell. Raises SimulatorError
-    of kind "environment" if there is no such key."""
+    does not name, and where masks are; None: the first reset will tell. Raises SimulatorError."""
     found: MaskSource | None = None
     if not masked_choices(environment, action):
         found = "none"
@@ -44,8 +43,7 @@ def beside_mask(
 
 
 class MaskInInfo(gymnasium.Wrapper):
-    """Puts the mask that an environment observes beside other keys, or that its method returns,
-    into `info["action_mask"]`, unless one is there."""
+    """Puts the mask that is observed or that a method returns into `info["action_mask"]`."""
 
     def __init__(self, env: gymnasium.Env, key: str | None) -> None:
         """`key` is the mask's in the observation; None: the method's mask is taken."""
@@ -118,8 +116,7 @@ def first_choices(space: gymnasium.Space) -> np.ndarray:
 
 
 def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether each factor has a choice, bool [...]; for `allowed`, uint8 [..., A], see
-    `allowed_choices`, for `first`, `first_choices`."""
+    """Whether each factor has a choice, bool [...], of `allowed_choices` and `first_choices`."""
     return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
 
 

@@ -30,8 +30,7 @@ def constructor_arguments(environment: Environment, render_mode: str | None) -> 
 
 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:
-    """The environment `env` within the wrappers that `environment` names, each of which must return
-    a `kind`. Raises SimulatorError of kind "environment"."""
+    """`env` in wrappers of `environment`. Raises SimulatorError unless each returns a `kind`."""
     for name in environment.wrapper:
         wrap = import_wrapper(name)
         try:

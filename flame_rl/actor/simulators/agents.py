@@ -1,9 +1,6 @@
-"""PettingZoo's environments, in which several agents play, each in a slot of its own. They share
-one policy, and therefore must have the same spaces.
-
-An environment is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`, which
-have a function `parallel_env`, or, for agents that take turns, `env`.
-"""
+"""PettingZoo's environments, in which several agents of the same spaces play by one policy, each in
+a slot of its own. An environment is named as PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`,
+which has a function `parallel_env`, or, for agents that take turns, `env`."""
 
 from __future__ import annotations
 
@@ -46,17 +43,15 @@ def has_agents(env_id: str) -> bool:
 
 
 class AgentsSimulator(EnvironmentsSimulator):
-    """An environment for each group of slots, stepped one after another. All agents begin together;
-    of one that ends early nothing is read until the next reset."""
+    """An environment for each group of slots. All agents begin together; of one that ends early
+    nothing is read until the next reset."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """For the arguments see `plain_simulator`."""
         super().__init__(environment, lambda: _make(environment, render_mode), _spec_of)
         self._names = list(self.first.possible_agents)
         self._has_numbers = environment.agent_number
         self._limit = _limit_of(environment, self.first)
-        # Of each environment, since its reset.
-        self._steps = np.zeros(self.most, np.int64)
+        self._steps = np.zeros(self.most, np.int64)  # of each environment, since its reset
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)
@@ -110,7 +105,6 @@ class AgentsSimulator(EnvironmentsSimulator):
         returned.take_observation(self._parts, observation, self.observations[slot], source, slot)
 
     def _write_masks(self, place: int, slots: np.ndarray, source: str) -> None:
-        """Write the masks of the agents in these slots, of one environment."""
         if not self.masks.read:
             return
         from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper
@@ -126,7 +120,6 @@ class AgentsSimulator(EnvironmentsSimulator):
 def _of(
     name: Hashable, given: Mapping[Hashable, object], what: str, slot: int, source: str = "step"
 ) -> object:
-    """What was returned for an agent."""
     try:
         return given[name]
     except KeyError:
@@ -144,8 +137,7 @@ def plain_simulator(
 
 
 def _make(environment: Environment, render_mode: str | None) -> ParallelEnv:
-    """A parallel environment whose agents have the same spaces, shown as `render_mode` says. Raises
-    SimulatorError of kind "environment"."""
+    """A parallel environment. Raises SimulatorError unless its agents have the same spaces."""
     env_id = environment.env_id
     options = constructor_arguments(environment, render_mode)
     try:
@@ -173,8 +165,7 @@ def _make(environment: Environment, render_mode: str | None) -> ParallelEnv:
 
 
 def _spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
-    """The spec of an environment that `_make` made. Raises SimulatorError of kind
-    "environment" for spaces that cannot be learned."""
+    """The spec of an environment of `_make`. Raises SimulatorError as `check_spaces` does."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)

@@ -1,6 +1,5 @@
 """CartPole in vectorised NumPy: the same bits as Gymnasium's environment, for all slots at once.
-Gymnasium's own vector version is another environment: it seeds all poles together, and resets them
-by itself."""
+Gymnasium's vector version is another one: it seeds all poles together and resets them by itself."""
 
 import math
 

@@ -20,8 +20,7 @@ from flame_rl.actor.simulators.repeatable import SEED, check_beside, check_repea
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
-# The fast simulator's module and class, the class of Gymnasium's that it replaces, and the parts of
-# the reward that it has, too, by their names in `info`.
+# The fast simulator, the class of Gymnasium's that it replaces, and its parts of the reward.
 _CARTPOLE = "flame_rl.actor.simulators.cartpole:FastCartPole"
 _MUJOCO = "flame_rl.actor.simulators.mujoco_fast:FastMujoco"
 _MOVES = ("reward_forward", "reward_ctrl")

@@ -19,15 +19,13 @@ from typing import Any
 Note = Callable[[dict[str, Any]], None]
 # filelock, which torch imports, refuses a fork while another thread forks.
 _ONE_FORK = threading.Lock()
-# The last note, which a fork that code of an environment's ends does not write.
-_DONE = "done"
+_DONE = "done"  # the last note, which a fork that code of an environment's ends does not write
 
 
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
     """Do `work` in a fork, without what it prints. It is given a function that notes values of
     JSON, and a stack that closes at its end; it sets an alarm (`signal.alarm`) where it may hang.
-    What it raises only ends it. Returns what it noted, and "" or what ended the fork before: the
-    name of a signal, or "exit code 3"."""
+    What it raises ends it. Returns what it noted, and its end: "", "SIGALRM", "exit code 3"."""
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
@@ -36,10 +34,8 @@ def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[st
         if child == 0:
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                # What else this process has is not the fork's to finalise.
-                gc.freeze()
-                # Nobody would see a debugger there.
-                sys.breakpointhook = lambda *_, **__: None
+                gc.freeze()  # what else this process has is not the fork's to finalise
+                sys.breakpointhook = lambda *_, **__: None  # nobody would see a debugger there
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):
                     os.dup2(nowhere, descriptor)

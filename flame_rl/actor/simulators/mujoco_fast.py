@@ -41,26 +41,17 @@ def _ant_is_healthy(qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Robot:
-    """What Gymnasium's environment adds to its MuJoCo model.
+    """What Gymnasium's environment adds to its MuJoCo model."""
 
-    Attributes:
-        hidden: how many coordinates, from the first, the observation leaves out.
-        reset_noise: the scale of the noise that a reset adds to the model's first state.
-        normal_velocities: whether the noise of velocities is normal; otherwise it is uniform.
-        control_cost: the cost per squared unit of action.
-        is_healthy: positions [n, nq] and velocities [n, nv] -> bool [n]; while healthy, each step
-            pays 1, and the episode goes on. None: only the time limit ends it.
-        velocity_limit: observed velocities are clipped to it; None: they are not.
-        feels_contacts: whether contact forces are observed and cost reward.
-    """
-
-    hidden: int
-    reset_noise: float
-    normal_velocities: bool
-    control_cost: float
+    hidden: int  # how many coordinates, from the first, the observation leaves out
+    reset_noise: float  # the scale of the noise that a reset adds to the model's first state
+    normal_velocities: bool  # whether the noise of velocities is normal; otherwise it is uniform
+    control_cost: float  # per squared unit of action
+    # Positions [n, nq] and velocities [n, nv] -> bool [n]; while healthy, each step pays 1, and the
+    # episode goes on. None: only the time limit ends it.
     is_healthy: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
-    velocity_limit: float | None = None
-    feels_contacts: bool = False
+    velocity_limit: float | None = None  # observed velocities are clipped to it
+    feels_contacts: bool = False  # whether contact forces are observed and cost reward
 
 
 ROBOTS = {

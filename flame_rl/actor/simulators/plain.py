@@ -45,7 +45,6 @@ class EnvironmentsSimulator(Simulator):
         make: Callable[[], Any],
         describe: Callable[[Environment, Any], EnvironmentSpec],
     ) -> None:
-        """`make` makes one, and `describe` returns its spec."""
         self._env_id, self._make = environment.env_id, make
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs: list[Any] = []
@@ -71,8 +70,7 @@ class EnvironmentsSimulator(Simulator):
             sum(masked_choices(environment, spec.action_space)),
         )
         self.agents = agents
-        # Observations before they become float32.
-        self.raw = self.observations
+        self.raw = self.observations  # observations before they become float32
         # Masks beside the observation are known already; the first reset tells of others.
         known = spec.masked or not masked_choices(environment, spec.action_space)
         found = spec.action_mask if known else None
@@ -88,7 +86,6 @@ class EnvironmentsSimulator(Simulator):
             raise unusable(f"{self._env_id}: close raised {summary(error)}") from error
 
     def hold_at_most(self, environments: int) -> None:
-        """Make no more than these, but one in any case."""
         self.most = max(1, min(self.most, environments))
         self._allow_slots()
 
@@ -129,7 +126,6 @@ class PlainSimulator(EnvironmentsSimulator):
     """A Gymnasium environment per slot, stepped one after another."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """For the arguments see `plain_simulator`."""
         super().__init__(
             environment,
             lambda: making.make_environment(environment, render_mode),

@@ -1,6 +1,5 @@
 """Whether an environment repeats itself: with one seed and the same actions, one episode. Where it
-does not, results depend on the number of workers and on what was played before, and a lost episode
-cannot be collected again."""
+does not, results depend on the workers and on earlier episodes; a lost one cannot be repeated."""
 
 import math
 import os
@@ -28,8 +27,7 @@ from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
 
-# The seed of the environment, and of the actions, which have a stream of their own.
-SEED = 1_403_007
+SEED = 1_403_007  # of the environment, and of the actions, which have a stream of their own
 
 
 class Effort(NamedTuple):
@@ -44,42 +42,28 @@ class Effort(NamedTuple):
     most_seconds: int
 
 
-# A quick environment takes half a second at most.
-QUICK = Effort(100, 2, 0.1, 0.5, 5)
-# Up to it float32 holds all integers.
-_EXACT = 1 << 24
-# From it on what float32 loses of a number is more than the noise of arithmetic.
-_LARGE = 100
-# What is compared after a reset, and after each step, by its name.
-_Row = dict[str, np.ndarray]
+QUICK = Effort(100, 2, 0.1, 0.5, 5)  # a quick environment takes half a second at most
+_EXACT = 1 << 24  # up to it float32 holds all integers
+_LARGE = 100  # from it on what float32 loses of a number is more than the noise of arithmetic
+_Row = dict[str, np.ndarray]  # what is compared after a reset, and after each step, by its name
 
 
 class Checked(NamedTuple):
-    """What was found of an environment.
+    """What was found of an environment; texts are empty where there is nothing to say."""
 
-    Attributes:
-        differs: where episodes differ and why; "" if they do not, as far as that is known.
-        unknown: why that is not known, in a sentence, or "".
-        failed: how it failed, or ended its process; or "".
-        action_mask: where it has masks; None: its reset takes too long for this to be known.
-        bytes: the memory that one takes; 0: not known.
-        rounded: which numbers of observations float32 does not hold, in a sentence, or "".
-    """
-
-    differs: str = ""
-    unknown: str = ""
-    failed: str = ""
+    differs: str = ""  # where episodes differ and why
+    unknown: str = ""  # why that is not known, in a sentence
+    failed: str = ""  # how it failed, or ended its process
+    # Where it has masks; None: its reset takes too long for this to be known.
     action_mask: MaskSource | None = "none"
-    bytes: int = 0
-    rounded: str = ""
+    bytes: int = 0  # the memory that one takes; 0: not known
+    rounded: str = ""  # which numbers of observations float32 does not hold, in a sentence
 
 
 def check_repeats(environment: Environment, effort: Effort = QUICK) -> Checked:
     """Play an episode some times in one object and once in another. At most one exists at a time.
     Raises SimulatorError of kind "environment" if it cannot be played at all."""
-    found, ended = in_fork(
-        lambda note, closing: note(_repeated(environment, effort, note, closing))
-    )
+    found, ended = in_fork(lambda note, stack: note(_repeated(environment, effort, note, stack)))
     if "unusable" in found:
         raise unusable(found["unusable"])
     if ended == "SIGALRM":
@@ -134,8 +118,7 @@ def check_beside(environment: Environment, effort: Effort = QUICK) -> tuple[str,
 
 
 def check_processes(environment: Environment, effort: Effort) -> str:
-    """Play a step in another process while an episode goes on in this one's fork, as where a run
-    has several workers. Returns why none can be played, or ""."""
+    """Play a step in another process beside an episode in a first one. Returns why not, or ""."""
     (begun, begins), (over, ends) = os.pipe(), os.pipe()
 
     def hold(note: Note, closing: ExitStack) -> None:
@@ -328,8 +311,7 @@ def _rounded(spec: EnvironmentSpec, rows: list[_Row]) -> str:
 def _difference(first: list[_Row], second: list[_Row]) -> str:
     """What differs between two episodes, and from which step on, in words; "" if nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
-        # What only `raw` has, nobody observes.
-        compared = [name for name in one if name != "raw"]
+        compared = [name for name in one if name != "raw"]  # what only `raw` has, nobody observes
         names = [name for name in compared if one[name].tobytes() != other[name].tobytes()]
         if names:
             shown = " and ".join(name.replace("_", " ") for name in names)

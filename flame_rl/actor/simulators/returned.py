@@ -1,6 +1,5 @@
 """What an environment returned, checked and written into a simulator's rows. Whatever is wrong
-raises `SimulatorError`, of kind "invalid", with the slot. The caller checks that numbers are
-finite, of all slots together."""
+raises `SimulatorError` of kind "invalid", with the slot; that numbers are finite, callers check."""
 
 import re
 import signal
@@ -30,8 +29,7 @@ _CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame
 
 
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
-    """The failure of an environment whose `source`, "reset" or "step", raised this, be it
-    SystemExit. Raises Ctrl-C, which is none of its own."""
+    """The failure of an environment whose "reset" or "step" raised this. Raises a user's Ctrl-C."""
     listening = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     if isinstance(error, KeyboardInterrupt) and not listening:
         raise error
@@ -111,7 +109,6 @@ def _named(info: object, name: str, flag: str, slot: int) -> np.ndarray:
 
 
 def _numbers(name: str, value: object, shape: tuple[int, ...], slot: int) -> np.ndarray:
-    """The value as an array of real numbers of this shape."""
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
@@ -140,7 +137,6 @@ class Masks:
 
     @property
     def read(self) -> bool:
-        """Whether there are masks."""
         return self.found_in in ("info", "observation")
 
     def take(

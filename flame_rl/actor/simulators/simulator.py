@@ -12,23 +12,7 @@ from flame_rl.wire.messages import Column, Start
 
 class Simulator:
     """Episodes side by side, each in a slot of its own. The arrays stay the same objects; their W
-    rows are a multiple of `ROW_BLOCK`, of which those beyond the slots are not used.
-
-    Attributes:
-        slots: the number of episodes that it plays side by side, at most.
-        agents: the number of agents that play together, whose slots are neighbours.
-        observations: float32 [W, D], or uint8 of a single column of that type: each slot's current
-            observation, flattened.
-        observed: the column of each input of an observation, in order.
-        rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
-        reward_parts: float64 [W, P], those of the slot's last step.
-        outcomes: float64 [W, O], where the slot's last step ended its episode; else 0.
-        action_masks: uint8 [W, M]: the choices that each slot's current observation allows, as in
-            flame_rl/wire/masks.py; M is 0 without masks.
-        terminated, truncated: bool [W], after the slot's last step.
-        recorded: the arrays that columns are recorded from, by the columns' names.
-        standing: by slot, the episodes in the middle of which it was left; see actor/fragments.py.
-    """
+    rows are a multiple of `ROW_BLOCK`, of which those beyond the slots are not used."""
 
     def __init__(
         self,
@@ -40,19 +24,22 @@ class Simulator:
         masked_choices: int = 0,
     ) -> None:
         """Make the arrays; all choices are allowed."""
+        # The most episodes side by side, and how many agents play together, in neighbouring slots.
         self.slots, self.agents = slots, 1
         rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
-        self.observed = tuple(observed)
+        self.observed = tuple(observed)  # the column of each input of an observation, in order
         ends = np.cumsum([math.prod(column.shape) for column in observed]).tolist()
         dtype = observed[0].dtype if len(observed) == 1 else "float32"
+        # Each slot's current observation, flattened, and what it allows, as in wire/masks.py.
         self.observations = np.zeros((rows, ends[-1]), dtype)
         views = np.split(self.observations, ends[:-1], axis=1)
+        self.action_masks = np.full((rows, mask_bytes(masked_choices)), 255, np.uint8)
+        # Of each slot's last step; outcomes are 0 unless it ended the episode.
         self.rewards = np.zeros((rows, *reward_shape))
         self.reward_parts = np.zeros((rows, len(reward_parts)))
         self.outcomes = np.zeros((rows, len(outcomes)))
-        self.action_masks = np.full((rows, mask_bytes(masked_choices)), 255, np.uint8)
-        self.terminated = np.zeros(rows, bool)
-        self.truncated = np.zeros(rows, bool)
+        self.terminated, self.truncated = np.zeros((2, rows), bool)
+        # By slot, the episodes in the middle of which it was left; see actor/fragments.py.
         self.standing: dict[int, Start] = {}
         self.part_names, self.outcome_names = reward_parts, outcomes
         self.recorded = {c.name: view for c, view in zip(observed, views, strict=True)} | {
@@ -64,8 +51,7 @@ class Simulator:
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, int [n], ascending, determined by its seed, int [n],
-        one for all agents of an environment. Raises SimulatorError if the environment failed, or
-        returned invalid data; so does `step`."""
+        one for all agents of an environment. As `step`, raises SimulatorError."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:

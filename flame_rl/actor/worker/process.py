@@ -34,15 +34,12 @@ _RUN = (
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-# The time that a process has to close its environments.
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 5.0  # the time that a process has to close its environments
 # The size of the message and the peak memory of its sender, both in bytes.
 _HEAD = struct.Struct("<QQ")
-# What a child has played of its task, episodes that have ended and env steps: a frame of its own,
-# the first of which says that it plays.
+# A child's frame while it plays a task: the numbers of ended episodes and of env steps.
 PROGRESS = struct.Struct("<QQ")
-# Far above any real answer; a child that announces more is not answering.
-_MAX_FRAME_BYTES = 1 << 34
+_MAX_FRAME_BYTES = 1 << 34  # far above any real answer
 # A frame is read in pieces, so that no memory is taken for bytes that never come.
 _PIECE_BYTES = 1 << 26
 
@@ -58,8 +55,7 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def __init__(self, module: str, descriptors: Sequence[int] = (), silent: bool = False) -> None:
         """Start the module of this full name. The numbers of `descriptors`, open files that it
-        inherits, follow in its `sys.argv`; `silent`: what it prints is lost, errors included.
-        Raises OSError if the system refuses."""
+        inherits, follow in its `sys.argv`; `silent`: what it prints is lost. Raises OSError."""
         # What the import system reads of it.
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]  # noqa: PTH109
         # PYTHONPATH is for programs that a simulator starts in its turn.
@@ -121,8 +117,7 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None 
 
 def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int]:
     """A message and its sender's peak memory in bytes. `wait` is called where nothing can be read
-    for now. Raises what `wait` does, and OSError at the end of the pipe or for a message beyond
-    `_MAX_FRAME_BYTES`."""
+    for now. Raises what `wait` does, and OSError at the pipe's end, or of a message too long."""
     size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, wait))
     if size > _MAX_FRAME_BYTES:
         raise OSError(f"a frame of {size} bytes is announced")

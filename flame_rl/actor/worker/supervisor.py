@@ -1,7 +1,5 @@
-"""Supervise a child process that runs `collect_episodes`, or several that share each task.
-
-A simulator may crash, hang or leak. It runs in a child, so that its death is a value.
-"""
+"""Supervise a child process that runs `collect_episodes`, or several that share each task. A
+simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
 
 import contextlib
 import fcntl
@@ -70,10 +68,8 @@ class _Player(process.ChildProcess):
         return in_time
 
     def ending(self, error: OSError) -> str:
-        """How it ended, in words."""
         try:
-            # A pipe breaks a moment before its process is gone.
-            code = self.wait(1.0)
+            code = self.wait(1.0)  # a pipe breaks a moment before its process is gone
         except subprocess.TimeoutExpired:
             return f"broke off: {error}"
         if code >= 0:
@@ -110,9 +106,7 @@ class Worker:
                 self._end_child()
                 self._child = _Player()
 
-    def describe(
-        self, environment: Environment, deadline: float, withdrawn: Check = lambda: False
-    ) -> Buffer:
+    def describe(self, environment: Environment, deadline: float, withdrawn: Check) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps. Returns an encoded
         `EnvironmentSpec` or `CollectFailure`; `withdrawn` is as in `collect`."""
         with self._calling:
@@ -124,8 +118,7 @@ class Worker:
         """Let the child collect what an encoded request asks for. Returns encoded episodes, or an
         encoded `CollectFailure`, whatever the child does. `snapshot` is encoded, and sent only to a
         child that does not hold these bytes yet. `withdrawn` is called ten times a second; true
-        when nobody wants the answer any more: the child then has `CLOSE_SECONDS` to say that it has
-        stopped, before it is killed."""
+        when nobody wants the answer any more: the child has `CLOSE_SECONDS` to stop by itself."""
         with self._calling:
             answer = self._call(request, limits.deadline, withdrawn, snapshot)
             self.played = 0, 0
@@ -141,8 +134,7 @@ class Worker:
             return answer
 
     def close(self) -> None:
-        """End the child, for good, even in the middle of another thread's call. It has
-        `CLOSE_SECONDS` to close its environments."""
+        """End the child, for good, even in the middle of another thread's call."""
         self._closed = True  # which ends the call
         with self._calling:
             self._end_child(CLOSE_SECONDS)
@@ -221,7 +213,6 @@ class Team:
     to do takes some of the episodes that are left, first more of them, then fewer."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """`warn`: see `Worker`."""
         self._warn = warn
         self._workers = [Worker(warn)]
 
@@ -230,7 +221,6 @@ class Team:
         self._workers[0].start()
 
     def close(self) -> None:
-        """End all children for good."""
         with ThreadPoolExecutor(len(self._workers)) as threads:
             list(threads.map(Worker.close, self._workers))
 

@@ -1,8 +1,5 @@
-"""Collect on the executors of a Flame cluster, through Flame Runner.
-
-This is the only folder that imports flamepy. A run has one application, and one
-session at a time; simulators run in a child process of each executor (`flame_rl.actor.worker`).
-"""
+"""Collect on the executors of a Flame cluster, through Flame Runner; nothing else imports flamepy.
+Simulators run in a child process of each executor (`flame_rl.actor.worker`)."""
 
 import os
 

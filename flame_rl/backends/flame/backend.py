@@ -13,20 +13,19 @@ from flamepy.core.types import FlameError
 
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import dispatch
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import cluster, compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.package import deploy
 from flame_rl.backends.flame.session import Answers, Session
-from flame_rl.backends.tasks import TaskSizes
+from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.settings.config import Execution
 from flame_rl.system.errors import Interrupted, RunError, UsageError, warn
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec, messages
+from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 from flame_rl.wire.packing import Buffer
 
-# Failed tasks after which a session is replaced. An executor whose process died fails every task at
-# once; one failure may have any cause.
+# Failed tasks after which a session is replaced: an executor whose process died fails every one.
 FAILURES_OF_A_SESSION = 3
 _UNUSABLE = (
     "This happened on an executor, which has of your files only the module that --env names; "
@@ -50,10 +49,8 @@ class FlameBackend:
         set when the user asks to stop. Raises UsageError if no cluster answers, or the
         environment's module cannot be shipped, RunError if Flame opens no session."""
         self.listener = dispatch.Listener()
-        self._environment = environment
-        self._settings = settings
-        self._deadlines = deadlines
-        self._stop = stop
+        self._environment, self._settings = environment, settings
+        self._deadlines, self._stop = deadlines, stop
         self._closed = False
         self._answers = Answers()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
@@ -61,15 +58,11 @@ class FlameBackend:
         self._capacity = cluster.capacity_of(client.list_nodes(), settings)
         self._sizes = TaskSizes(self.executors, settings.workers_per_executor)
         self._monitor = cluster.ExecutorMonitor(self.executors)
-        # Whether `_follow_nodes` has yet to heed what Flame said last.
-        self._unheeded = False
-        # Nodes that cannot start executors.
-        self._failing: frozenset[str] = frozenset()
-        # Whether the application may be other runs', too.
-        self._shared = True
+        self._unheeded = False  # whether `_follow_nodes` has yet to heed what Flame said last
+        self._failing: frozenset[str] = frozenset()  # nodes that cannot start executors
+        self._shared = True  # whether the application may be other runs', too
         self._restarted = False
-        # The number of executors that a session was last replaced for.
-        self._reopened_for = 0
+        self._reopened_for = 0  # the number of executors that a session was last replaced for
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
         try:
@@ -92,9 +85,7 @@ class FlameBackend:
             deadline = self._deadlines.limits().deadline
             return dispatch.describe_by(worker, environment, deadline, self._stop)
 
-    def collect(
-        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
-    ) -> dispatch.Collected:
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._monitor.listener = self.listener
         # `stop` ends the wait even while Flame does not answer.
         try:
@@ -102,9 +93,7 @@ class FlameBackend:
         finally:
             self._monitor.over()
 
-    def _collect(
-        self, snapshot: messages.PolicySnapshot, request: messages.CollectRequest
-    ) -> dispatch.Collected:
+    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         self._encoded = codec.encode_snapshot(snapshot)
         self._most_episodes = 1
         try:
@@ -112,8 +101,7 @@ class FlameBackend:
             self._follow_nodes()
             compat.watch_tasks(self._capacity.in_flight)
             self._publish()
-            # However long the weights took, they came.
-            self._began = time.monotonic()
+            self._began = time.monotonic()  # however long the weights took, they came
             tasks = self._submit, self._capacity.in_flight, self._check, self._transport_failed
             transport = dispatch.Transport(*tasks, unusable=_UNUSABLE)
             collected = dispatch.gather(request, transport, self._sizes, self._stop, self.listener)
@@ -129,8 +117,7 @@ class FlameBackend:
         return self._session.collect(data, episodes, self._deadlines)
 
     def close(self) -> None:
-        """Close the sessions, delete their objects, and unregister the application if no other run
-        uses it."""
+        """Leave nothing on the cluster but an application that other runs use."""
         if self._closed:
             return
         self._closed = True
@@ -157,14 +144,12 @@ class FlameBackend:
         self._session = Session(self._application, self._capacity, self._janitor, self._answers)
 
     def _reopen(self, reason: str) -> None:
-        """Leave the session for a new one."""
         self._leave_session()
         self._give_up_if_lost(reason)
         self._publish()
 
     def _publish(self) -> None:
-        """Publish the weights, in a new session if this one was left or does not take them; keep
-        trying while the cluster may come back."""
+        """Publish the weights, in a new session if need be, while the cluster may come back."""
         while True:
             try:
                 if self._session.left:
@@ -192,8 +177,8 @@ class FlameBackend:
     # Nodes and executors
 
     def _look(self) -> bool:
-        """Ask Flame every few seconds what nodes and executors do, and bypass nodes that are away;
-        returns whether Flame has answered now."""
+        """Ask Flame every few seconds what nodes and executors do, and bypass nodes that are away.
+        Returns whether it has answered now."""
         monitor = self._monitor
         if not monitor.ask(self._session.id):
             return False
@@ -207,8 +192,7 @@ class FlameBackend:
 
     def _follow_nodes(self) -> None:
         """Have as many executors as the nodes of now have room for."""
-        # Mostly it was asked while the episodes of the last iteration were awaited.
-        self._look()
+        self._look()  # mostly it was asked while the episodes of the last iteration were awaited
         if not self._unheeded:
             return
         self._unheeded = False
@@ -223,8 +207,7 @@ class FlameBackend:
             self._leave_session()
 
     def _gave_up(self) -> bool:
-        """Whether Flame has given up starting further executors for the session. Says which nodes
-        cannot start any, and why."""
+        """Whether Flame has given up starting executors for the session. Says which nodes fail."""
         try:
             events = self._session.events()
         except FlameError:
@@ -241,8 +224,7 @@ class FlameBackend:
     def _restart(self) -> None:
         """Open another session for one without executors that Flame has given up. Where no other
         node can start any, or a new session had none either, it is one of an application under
-        another name: a node never again tries to install what it could not install once. Raises
-        RunError if none has ever started, and none will."""
+        another name: a node tries to install each only once. Raises RunError if none will start."""
         report = self._session.report()
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
         # Where others could start before, it is not the package that keeps them from it.
@@ -268,11 +250,11 @@ class FlameBackend:
         return self._answers.last_result > 0
 
     def _check(self) -> None:
-        """Called while waiting, before answers are read: refuses executors of other versions,
-        closes sessions that were left, and gives up a silent cluster."""
+        """Called while waiting, before answers are read."""
         self._answers.refuse_others()
         if self._look():
-            self._left_sessions = [s for s in self._left_sessions if not s.close()]
+            left = self._left_sessions
+            self._left_sessions = [s for s in left if not compat.close_session(s.id)]
             # Executors that are bound already work on, whatever Flame has given up.
             if self._monitor.seen.alive == 0 and self._gave_up():
                 self._restart()
@@ -286,8 +268,7 @@ class FlameBackend:
             self._stop.wait(dispatch.STOP_POLL_SECONDS)
 
     def _give_up_if_lost(self, reason: str) -> None:
-        """Tell of a silence; raises RunError, with the reason why there is no result, if the
-        cluster gave no sign of life for too long."""
+        """Tell of a silence. Raises RunError, with the reason, if it lasts for too long."""
         monitor = self._monitor
         last_result = max(self._began, self._answers.last_result)
         waited = silence = time.monotonic() - last_result

@@ -1,12 +1,10 @@
 """Nothing stays on the cluster: what a run left there is removed, even when the learner has died.
 
 Run as a program, this is a process that outlives the learner just long enough for that. A pipe
-tells it what the run has on the cluster, one a line: `application NAME`, `session ID`,
-`weights REF`, and where: `cache ENDPOINT`. The last line is `dismissed` if nothing is left.
+tells it what is there, one a line: `application NAME`, `session ID`, `weights REF`, `cache
+ENDPOINT`. The last line is `dismissed` if nothing is left.
 
-flamepy is imported where it is used: the import takes a second of a core, and this process, which
-may only ever wait, must not slow down the learner's start.
-"""
+flamepy, whose import takes a second, is imported where it is used: this process may only wait."""
 
 import contextlib
 import functools
@@ -28,8 +26,7 @@ _CACHE_SECONDS = 5.0
 _REPLICA_SECONDS = 1.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
 _LATE_SECONDS = 2.0
-# Names by their kind, see `Janitor.remember`.
-Left = defaultdict[str, list[str]]
+Left = defaultdict[str, list[str]]  # names by their kind, see `Janitor.remember`
 
 
 class Janitor:
@@ -55,8 +52,7 @@ class Janitor:
 
     def end(self, dismissed: bool) -> None:
         """Remember no more. Unless it is dismissed, because nothing is left, the process removes
-        everything, a few seconds from now: weights or answers may arrive late. This one does not
-        wait for it."""
+        everything, a few seconds from now: weights or answers may arrive late."""
         if dismissed:
             self._tell("dismissed")
         self._process.questions.close()
@@ -90,8 +86,7 @@ def clean_up(left: Left, seconds: float) -> bool:
 
 
 def _remove(application: str, left: Left) -> bool:
-    """Remove the run's objects and, where no other run has a session of it, the application;
-    returns whether they are gone."""
+    """Remove the run's objects, and the application unless others use it; returns whether."""
     from flamepy.core import client, types
 
     try:
@@ -115,8 +110,7 @@ def _remove(application: str, left: Left) -> bool:
 
 
 def _delete_everywhere(path: str, caches: list[str]) -> None:
-    """Delete the objects with this prefix in the configured cache, which must answer, and in those
-    beside it, which may be gone with all that they had."""
+    """Delete the objects with this prefix in the configured cache, and in others if they answer."""
     from flamepy.core import cache
 
     from flame_rl.backends.flame.compat import delete_objects
@@ -128,8 +122,7 @@ def _delete_everywhere(path: str, caches: list[str]) -> None:
 
 
 def withdraw(reference: str) -> None:
-    """Empty the weights of this reference, JSON, upon which executors end the tasks that use them,
-    as far as the cache answers."""
+    """Empty the weights of this reference, JSON, on which executors end their tasks, if it can."""
     import numpy as np
     from flamepy.core import cache
 
@@ -139,7 +132,7 @@ def withdraw(reference: str) -> None:
 
 
 def main(lines: int) -> None:
-    """Remember the lines that come through this pipe; clean up if it ends without `dismissed`."""
+    """Clean up if the lines of this pipe end without `dismissed`."""
     left: Left = defaultdict(list)
     for line in os.fdopen(lines):
         kind, _, name = line.rstrip("\n").partition(" ")

@@ -1,5 +1,4 @@
-"""The cluster: reaching it, the executors that it has room for, what they do, and for how long none
-has worked."""
+"""The cluster: reaching it, how many executors it has room for, what they do, its silences."""
 
 import bisect
 import math
@@ -27,13 +26,10 @@ LEAST_BYTES = 256 << 20
 # is for other runs. With much less, Flame would place all on one node, which it fills first.
 CLAIMED = 0.5
 
-# An executor installs the package's dependencies before its first task; with a cold cache of
-# packages this takes as long as downloading MuJoCo does.
+# An executor installs dependencies before its first task, and may have to download MuJoCo.
 STARTUP_SECONDS = 300.0
-# How often Flame is asked while episodes are awaited.
-ASK_SECONDS = 5.0
-# A silence of this length is told.
-QUIET_SECONDS = 10.0
+ASK_SECONDS = 5.0  # how often Flame is asked while episodes are awaited
+QUIET_SECONDS = 10.0  # a silence of this length is told
 # An executor unbinds in a few seconds if its process lives, and otherwise for ever.
 STUCK_SECONDS = 10.0
 _TAKEN, _UNBINDING = "bound to other sessions", "unbinding"
@@ -49,8 +45,7 @@ _STATES = {
 
 
 def connect(stop: threading.Event) -> FlameContext:
-    """Read the configuration and reach the cluster. Raises UsageError if that fails, Interrupted if
-    `stop` was set."""
+    """Read the configuration and reach the cluster. Raises UsageError, Interrupted by `stop`."""
     if compat.forked():
         raise UsageError(
             "this process was forked from one that had reached the cluster, and that connection "
@@ -69,8 +64,7 @@ def connect(stop: threading.Event) -> FlameContext:
 
 
 def check_servers(context: FlameContext) -> None:
-    """Raises UsageError within seconds if the session manager or the object cache does not answer,
-    or accepts calls but hangs."""
+    """Raise UsageError, within seconds, if the session manager or the object cache is silent."""
     cache = context.cache.endpoint
     for name, endpoint, schemes, ask in (
         ("session manager", context.endpoint, ("http", "https"), client.list_nodes),
@@ -165,8 +159,7 @@ class Executors:
     nodes_away: tuple[str, ...] = ()
     # The names of all nodes, where each has executors and all of them unbind.
     nodes_stuck: tuple[str, ...] = ()
-    # Whether Flame answers; where it does not, the rest is what it said last.
-    answers: bool = True
+    answers: bool = True  # whether Flame answers; where it does not, the rest is what it said last
 
     @property
     def alive(self) -> int:
@@ -265,8 +258,7 @@ class ExecutorMonitor:
             self._taken_at = now
         if not (before.nodes_stuck and seen.nodes_stuck):
             self._moved_at = now
-        # What keeps executors from the run is said once it is the same twice, as a healthy one is
-        # back soon, and when nothing does any more.
+        # Troubles are said once they are the same twice, as a healthy executor is back soon.
         settled = seen.troubles == before.troubles and seen.working and not seen.starting
         known = seen.troubles or seen.working >= seen.wanted
         if settled and known and seen.troubles != self._said:
@@ -275,8 +267,7 @@ class ExecutorMonitor:
         return True
 
     def silence(self, last_result: float) -> float:
-        """Seconds without an executor that works for the run, and without a result: the last came,
-        or the wait began, at `last_result` in monotonic seconds."""
+        """Seconds without an executor that works for the run, and without a result."""
         return time.monotonic() - max(last_result, self._alive_at)
 
     @property
@@ -286,14 +277,12 @@ class ExecutorMonitor:
 
     def limit(self, patience: float) -> float:
         """The seconds of silence after which the cluster is lost: `patience`, but as many as at the
-        start of a run while other runs have the executors, and for `patience` after that, in which
-        one of them may start for this run."""
+        start of a run while other runs have the executors, and for `patience` after that."""
         taken = time.monotonic() - self._taken_at < max(patience, 2 * ASK_SECONDS)
         return max(STARTUP_SECONDS, patience) if taken else patience
 
     def tell(self, seconds: float, limit: float) -> None:
-        """Tell the listener once a second how long the silence is, which ends the run after `limit`
-        seconds, and when it is over."""
+        """Tell once a second of a silence, which ends the run after `limit`, and of its end."""
         now = time.monotonic()
         if seconds < QUIET_SECONDS:
             if self._telling:
@@ -309,7 +298,6 @@ class ExecutorMonitor:
             tell(self.listener.waiting, text)
 
     def over(self) -> None:
-        """Nothing is waited for any more."""
         if self._telling:
             self._telling = False
             tell(self.listener.waiting, "")

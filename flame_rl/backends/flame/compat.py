@@ -1,9 +1,7 @@
 """Everything that depends on flamepy 0.6.0 beyond its documented interface, and every way around a
 fault of Flame 0.6.0. Each item ends with what upstream would have to offer so that it can go.
-
 `__init__.py` adds one: gRPC's fork handlers stay off. Until gRPC's handlers are safe in a fork
-beside threads. The executors' side, which cannot import this, is actor/remote.py and its watchdog.
-"""
+beside threads. The executors' side, which cannot import this, is actor/remote.py."""
 
 import contextlib
 import os
@@ -21,8 +19,7 @@ from flamepy.proto.frontend_pb2 import GetSessionRequest
 from flamepy.runner.runner import ObjectFuture
 from pyarrow import flight
 
-# A call of flamepy waits for ever for a server that hangs.
-CALL_SECONDS = 5.0
+CALL_SECONDS = 5.0  # flamepy itself waits for ever for a server that hangs
 # More threads than this would use up the calls that Flame allows on one connection.
 MOST_WATCHED = 128
 # The code of a session's event: no further executor will be started. Goes with a name for it.
@@ -65,8 +62,7 @@ def watch_tasks(tasks: int) -> None:
 
 
 def disconnect() -> None:
-    """End the threads that watch tasks, which would keep this process alive. Goes with a `close`
-    that does not wait for tasks."""
+    """End the threads that watch tasks, and keep this process alive. Goes with such a `close`."""
     client.ConnectionInstance.instance()._channel.close()
 
 
@@ -103,8 +99,8 @@ def future_of(task: ObjectFuture) -> Future[bytes]:
 
 
 def close_session(session: str) -> bool:
-    """Close a session by its id; returns whether it is closed or unknown to Flame. Goes with an
-    error that says which of the two it is."""
+    """Close a session by its id; returns whether it is closed or unknown to Flame, and not refused
+    because tasks run. Goes with an error that says which."""
     try:
         client.close_session(session)
     except Exception:
@@ -121,8 +117,7 @@ def claim_of(session: str) -> pb.ResourceRequirement:
 
 
 def failed_nodes(events: Iterable[object]) -> dict[str, str]:
-    """Why executors could not be bound to a session, by the name of their node. Goes with the node
-    as a field of the event."""
+    """Why executors could not be bound to a session, by node. Goes with such an event's field."""
     found = (_FAILED_ON.search(str(event.message)) for event in events)
     return {each["node"]: each["reason"].rstrip(".") for each in found if each}
 
@@ -144,8 +139,7 @@ def batch_past(
     Flame places executors on nodes that are away, too. They stay void, and in each cycle it
     reserves one of them for a session instead of creating another, first for the run's session,
     which has more executors. It reserves and creates whole batches: one that is larger than what
-    is left away has an executor elsewhere, and the run's session is the first to be given that.
-    """
+    is left away has an executor elsewhere, and the run's session is the first to be given that."""
     used: Counter[tuple[str, str]] = Counter()
     for executor in executors:
         node, resources = executor.spec.node, executor.spec.resreq
@@ -178,8 +172,7 @@ class Bypass:
         self._batch, self._session = 0, "none"
 
     def follow(self, nodes: list[pb.Node], executors: list[pb.Executor], session: str) -> None:
-        """Have the session that the cluster asks for now, or none, for the run's. Raises FlameError
-        or grpc.RpcError."""
+        """Have the session that is needed now, or none. Raises FlameError or grpc.RpcError."""
         claim = claim_of(session)
         batch = batch_past(nodes, executors, claim)
         bound = any(executor.status.session_id == self._session for executor in executors)
@@ -195,7 +188,6 @@ class Bypass:
             self._batch, self._session = batch, opened.id
 
     def close(self) -> None:
-        """Close the session, if it is open."""
         if self._batch:
             close_session(self._session)
             self._batch, self._session = 0, "none"

@@ -1,8 +1,6 @@
 """What is shipped to a cluster: the actor's code and the user's environment modules, nothing else.
-
 The package is a staging folder made for the run. Other files beside main.py (runs, checkpoints,
-.env files, data) are never sent, and neither is torch.
-"""
+.env files, data) are never sent, and neither is torch."""
 
 import contextlib
 import hashlib
@@ -34,8 +32,7 @@ from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire.messages import Environment
 
 DEPLOY_SECONDS = 60.0
-# Attempts to ship the package, of which the last is under a name of its own.
-DEPLOYMENTS = 3
+DEPLOYMENTS = 3  # attempts to ship the package, of which the last is under a name of its own
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _SHIPPED = ("wire", "nets", "actor")
@@ -66,13 +63,10 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 def stage_package(folder: Path, environment: Environment, install: bool = True) -> list[str]:
     """Fill `folder` with what an executor needs to collect episodes of an environment; returns the
-    dependencies, pinned to the learner's own versions.
-
-    A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
-    the user's own file or folder; if it came with an installed package, that package becomes a
-    dependency. Without `install` there are none: executors have them. Raises UsageError if a module
-    cannot be found, or sent.
-    """
+    dependencies, pinned to the learner's own versions. A module named in `module:Name-v0`, or of
+    several agents, or of a wrapper, is copied if it is the user's own file or folder; if it came
+    with an installed package, that package becomes a dependency. Without `install` there are none:
+    executors have them. Raises UsageError if a module cannot be found, or sent."""
     target = folder / _ROOT.name
     for name in _SHIPPED:
         shutil.copytree(_ROOT / name, target / name, ignore=_IGNORED)
@@ -155,9 +149,7 @@ def _packages_of_agents(env_id: str, modules: list[str], folder: Path) -> dict[s
         needed = {"pettingzoo"} | set(PACKAGES) & set(re.findall(r"\w+", text))
         found = {name: importlib.metadata.version(name) for name in needed}
     except importlib.metadata.PackageNotFoundError as error:
-        raise UsageError(
-            f"--env: {env_id} needs {error.name}: `{installs('agents')}` installs it"
-        ) from error
+        raise UsageError(f"--env: {env_id} needs {error.name}: `{installs('agents')}`") from error
     if extras:
         found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")
     return found
@@ -182,13 +174,11 @@ class Application:
 
 
 def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bool) -> Application:
-    """Ship the package as an application, or find it there.
-
-    Nodes install a package once for each name of an application. The name holds a digest of the
-    content, so that all runs of equal content share an install, and what runs is what was shipped;
-    unless `shared`, it is this run's alone. Raises RunError if Flame does not take the package, and
-    UsageError as `stage_package` does, or if the object cache is out of reach.
-    """
+    """Ship the package as an application, or find it there. Nodes install a package once for each
+    name of an application. The name holds a digest of the content, so that all runs of equal
+    content share an install, and what runs is what was shipped; unless `shared`, it is this run's
+    alone. Raises RunError if Flame does not take the package, and UsageError as `stage_package`
+    does, or if the object cache is out of reach."""
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         dependencies = stage_package(Path(folder), environment, install)
         shared_name = f"flame-rl-{digest_of(Path(folder))}"
@@ -216,8 +206,7 @@ def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bo
 
 
 def _has_package(application: str) -> bool:
-    """Whether the application's package is where its executors will look for it. Raises UsageError
-    if that object cache cannot be reached from here."""
+    """Whether the package is where executors look for it. Raises UsageError if nothing answers."""
     found = client.get_application(application)
     if found is None:  # removed just now
         return False

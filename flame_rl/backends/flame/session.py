@@ -1,5 +1,4 @@
-"""One session: a service, the weights that it acts on, the tasks in flight; and what answers say of
-the executors that gave them."""
+"""One session: a service, its weights, its tasks in flight; and what answers say of executors."""
 
 import contextlib
 import json
@@ -17,29 +16,26 @@ from flamepy.core.types import Event, FlameError, short_name
 from flamepy.runner.types import SessionContext
 
 from flame_rl.actor.remote import ABOUT, Collector, processor, versions
-from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor, withdraw
 from flame_rl.backends.flame.cluster import Capacity
 from flame_rl.backends.flame.package import Application
+from flame_rl.backends.tasks import Deadlines
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import codec
 from flame_rl.wire.fields import WireError, value_from_data
 
-# Weights have `CALL_SECONDS`, and the time that they take at this many bytes a second, or this many
-# times what the last ones took.
+# Weights have `CALL_SECONDS` and bytes / `SLOWEST`, or `TIMES_THE_LAST` what the last ones took.
 SLOWEST = 125_000.0
 TIMES_THE_LAST = 10.0
-# Far above what an executor says of itself.
-_MOST_BYTES = 4096
+_MOST_BYTES = 4096  # far above what an executor says of itself
 
 
 class Answers:
     """What is known of all answers of a run, and what their executors run, beside what this machine
     runs. Heard by the threads that fetch answers, asked by the one that collects. `last_result`:
-    when the last episodes came, in monotonic seconds. `dropped`: the number of answers that came
-    when nobody waited for them any more."""
+    when the last episodes came, in monotonic seconds. `dropped`: how many came too late."""
 
     def __init__(self) -> None:
         self.last_result, self.dropped = 0.0, 0
@@ -48,7 +44,7 @@ class Answers:
         self._told: set[str] = set()
 
     def hear(self, about: bytes) -> None:
-        """Note what an executor says of itself, JSON. Raises WireError if it is not readable."""
+        """Note what an executor says of itself, JSON. Raises WireError."""
         if about in self._heard:
             return
         try:
@@ -95,9 +91,7 @@ class Session:
     def __init__(
         self, application: Application, capacity: Capacity, janitor: Janitor, answers: Answers
     ) -> None:
-        self._answers = answers
-        self._application = application.name
-        self._janitor = janitor
+        self._application, self._janitor, self._answers = application.name, janitor, answers
         # Remembered before it is opened: where that fails, an object of its name stays.
         self.id = short_name(application.name)
         janitor.remember("session", self.id)
@@ -117,8 +111,7 @@ class Session:
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones. Raises TimeoutError
         if that takes much longer than it should; the next call has twice the time."""
-        # The first are put among the objects of this session, which are deleted with it: the
-        # application may be other runs', too.
+        # The first are put among this session's objects: the application may be other runs', too.
         first = self._weights is None
         put = cache.put_object if first else cache.update_object
         where = f"{self._application}/{self.id}" if first else self._weights
@@ -134,14 +127,10 @@ class Session:
                 f"{limit:.0f} s: the network to it is slow, or it hangs"
             ) from error
         self._seconds_a_byte = TIMES_THE_LAST * (time.monotonic() - began) / len(encoded)
+        self._reference = json.dumps(asdict(self._weights))
         if first:
             self._janitor.remember("weights", self._reference)
             self._janitor.remember("cache", self._weights.endpoint)
-
-    @property
-    def _reference(self) -> str:
-        """That of the weights, as JSON."""
-        return json.dumps(asdict(self._weights))
 
     def collect(self, request: bytes, episodes: int, deadlines: Deadlines) -> Future[memoryview]:
         """Send an encoded request for that number of episodes: the future of its encoded answer."""
@@ -163,8 +152,7 @@ class Session:
                 ref = task.ref()
                 self._janitor.remember("cache", ref.endpoint)
                 data, about = _bytes_of(cache.get_object(ref))
-                # Before anybody can read the answer.
-                self._answers.hear(about)
+                self._answers.hear(about)  # before anybody can read the answer
                 with contextlib.suppress(WireError):  # whoever waits for it refuses it
                     kind, now = codec.failure_kind(data), time.monotonic()
                     deadlines.note(limits, now - began, kind)
@@ -174,8 +162,7 @@ class Session:
                     outer.set_result(data)
                 except InvalidStateError:
                     self._answers.dropped += 1
-                # Every result stays in Flame's cache, and in this client's, until deleted; the
-                # learner need not wait for that.
+                # Every result stays in Flame's cache, and in this client's, until deleted.
                 with contextlib.suppress(Exception):
                     compat.delete_objects(ref.endpoint, ref.key)
             except Exception as error:
@@ -192,11 +179,7 @@ class Session:
             _fail(future, ConnectionError("the session was left"))
         if self._weights is not None:
             withdraw(self._reference)
-        self.close()
-
-    def close(self) -> bool:
-        """Close the session; returns False if Flame refuses, as it does while tasks run."""
-        return compat.close_session(self.id)
+        compat.close_session(self.id)  # which Flame may refuse while tasks run
 
     def events(self) -> list[Event]:
         """What Flame reports about the session. Raises FlameError."""
