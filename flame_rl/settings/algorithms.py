@@ -10,30 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from flame_rl.settings.checks import (
-    PAIR,
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Number,
-    Positive,
-    check_fields,
-    matching,
-    refuse,
-    within,
-)
+from flame_rl.settings import checks
+from flame_rl.settings.checks import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from flame_rl.system.errors import UsageError
 
 # The losses that every network with shared layers has.
 SHARED_LOSSES = ("policy", "value")
 
-LogStd = Annotated[float, within(-20, 5)]
+LogStd = Annotated[float, checks.within(-20, 5)]
 # A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, within(1e-6, 7)]
-UpdatesPerStep = Annotated[float, within(0.001, 1000)]
-Auxiliary = Annotated[str, matching(PAIR, "a module and a class, as in prediction:NextObservation")]
-PolicyLoss = Annotated[str, matching(PAIR, "a module and a function, as in my_losses:clipped")]
+SquashedStd = Annotated[float, checks.within(1e-6, 7)]
+UpdatesPerStep = Annotated[float, checks.within(0.001, 1000)]
 
 # The settings of each algorithm, by its name.
 ALGORITHMS: dict[str, type[AlgorithmSettings]] = {}
@@ -73,7 +60,7 @@ class AlgorithmSettings:
             ALGORITHMS[name] = cls
             cls.name, cls.title = name, title or name.upper()
 
-    __post_init__ = check_fields
+    __post_init__ = checks.check_fields
 
 
 @dataclass(frozen=True)
@@ -132,10 +119,10 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     value_weight: Positive = 2.0
     """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
 
-    policy_loss: PolicyLoss | None = None
+    policy_loss: checks.Function | None = None
     """Loss of the policy in place of the algorithm's own, a function module:function of torch."""
 
-    auxiliary: tuple[Auxiliary, ...] = ()
+    auxiliary: tuple[checks.Class, ...] = ()
     """With --shared-torso, further losses of the shared layers, module:class each."""
 
     auxiliary_weights: tuple[NonNegative, ...] = ()
@@ -149,7 +136,7 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
         if self.auxiliary and not self.shared_torso:
             raise UsageError("--auxiliary: losses of the shared layers; add --shared-torso True")
         if len(self.auxiliary_weights) != len(self.auxiliary):
-            refuse("auxiliary_weights", "one for each of --auxiliary", self.auxiliary_weights)
+            checks.refuse("auxiliary_weights", "as many as --auxiliary", self.auxiliary_weights)
 
 
 def loss_name(function: str) -> str:
@@ -407,9 +394,9 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
             chosen = {"none": "c51"}.get(self.distribution, self.distribution)
             vars(self).update(n_step=3 if self.n_step == 1 else self.n_step, distribution=chosen)
         if self.distribution == "c51" and self.atoms < 2:
-            refuse("atoms", "at least 2 with C51", self.atoms)
+            checks.refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:
-            refuse("lowest_return", f"less than {self.highest_return}", self.lowest_return)
+            checks.refuse("lowest_return", f"less than {self.highest_return}", self.lowest_return)
 
 
 @dataclass(frozen=True)
@@ -524,5 +511,5 @@ class BCSettings(Cloning, AlgorithmSettings, name="bc"):
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:
     """The class of an algorithm's settings. Raises UsageError for an unknown name."""
     if algorithm not in tuple(ALGORITHMS):  # a list has no hash
-        refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
+        checks.refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
     return ALGORITHMS[algorithm]

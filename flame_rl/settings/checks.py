@@ -35,6 +35,8 @@ Fraction = Annotated[float, within(0, 1)]
 Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 # What follows the last colon, and what is before it: a module's name, which begins with no dot.
 PAIR = r"(?s)^[^.].*:[^:]+$"
+Class = Annotated[str, matching(PAIR, "a module and a class, as in my_module:Shaped")]
+Function = Annotated[str, matching(PAIR, "a module and a function, as in my_module:shaped")]
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:

@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
-from flame_rl.settings.checks import (
-    Count,
-    CountOrZero,
-    Positive,
-    Seed,
-    check_fields,
-    did_you_mean,
-    flag,
-    names_of,
-    refuse,
-    within,
-)
+from flame_rl.settings.checks import Count, CountOrZero, Positive, Seed, names_of
 from flame_rl.settings.experiment import EnvironmentSource, Experiment, environment_id
 from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
@@ -70,7 +60,7 @@ class Execution:
     slots: Count | None = None
     """Most environments side by side in a process; none: 32, or as many as a gigabyte holds."""
 
-    task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    task_timeout: Annotated[float, checks.within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds until a silent worker is killed and its episodes are collected again; none: ten times
     the longest task so far, at least a minute; 600 at first."""
 
@@ -84,7 +74,7 @@ class Execution:
     """Seconds without a result, or an executor at work on one, after which the run ends."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        checks.check_fields(self)
         if self.device == "gpu":
             vars(self).update(device="cuda")  # it is frozen
 
@@ -127,11 +117,11 @@ class Output:
     """With --resume: collect only this episode of the next iteration, in this process."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        checks.check_fields(self)
         if self.reproduce is not None and self.resume is None:
-            refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
+            checks.refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
         if len(set(self.seeds)) < len(self.seeds) or (self.seeds and self.resume is not None):
-            refuse("seeds", "each once, and for new runs alone", self.seeds)
+            checks.refuse("seeds", "each once, and for new runs alone", self.seeds)
 
 
 @dataclass(frozen=True, init=False)
@@ -238,7 +228,8 @@ def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
     """Raise UsageError where two sizes of an iteration are given, or two lengths of the run."""
     for replaced, name in (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps")):
         if None not in (settings.get(replaced), settings.get(name)):
-            raise UsageError(f"{flag(replaced)}: {flag(name)} takes its place; leave one out")
+            other = checks.flag(name)
+            raise UsageError(f"{checks.flag(replaced)}: {other} takes its place; leave one out")
 
 
 def owners_of(name: str, algorithm: str) -> str:
@@ -263,7 +254,7 @@ def _by_section(
     for name, value in settings.items():
         if name not in sections:
             known = ["env", "algorithm", *sections]
-            more = did_you_mean(name, known, "print(TrainConfig()) shows them all")
+            more = checks.did_you_mean(name, known, "print(TrainConfig()) shows them all")
             text = owners_of(name, algorithm) or f"no such setting; {more}"
             raise UsageError(f"{name}: {text}")
         values[sections[name]][name] = value
