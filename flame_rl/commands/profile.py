@@ -135,8 +135,7 @@ def conclusions(one: Measured, several: Measured) -> dict[str, float]:
 
 
 def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
-    """A table of what was measured, and what follows; `noun` is the flag that sets the number of
-    workers, without its dashes."""
+    """A table of what was measured, and what follows; `noun` is the flag for the number, bare."""
     rows = "".join(
         f"  {workers:<10}{collecting:>10.3g} s{updating:>10.3g} s{speed:>14,.0f}\n"
         for workers, _, _, collecting, updating, speed in (one, several)

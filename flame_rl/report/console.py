@@ -1,5 +1,4 @@
-"""Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
-progress bar."""
+"""Print a run: a header, lines of progress, a summary; on a terminal a progress bar."""
 
 import math
 import sys

@@ -1,5 +1,4 @@
-"""Pictures: the learning curves of runs, and the final of a study. Lines also differ in their
-markers, for print in grey."""
+"""Pictures: learning curves, and the final of a study; lines differ in grey, too, by markers."""
 
 import re
 from collections.abc import Sequence
@@ -139,8 +138,7 @@ def _finish(axes: Axes, axis: runs.Axis) -> None:
 
 
 def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
-    """Draw the score of each seed, and the mean; returns `path`. `finalists` has the name and the
-    scores of each, the best first."""
+    """Draw the scores of the seeds of each finalist, named, the best first; returns `path`."""
     figure, axes = plt.subplots(figsize=_ONE_PANEL, layout="constrained")
     axes.set(ylabel="mean return without exploration", title=title)
     for place, (_, scores) in enumerate(finalists):

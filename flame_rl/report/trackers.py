@@ -16,8 +16,7 @@ from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
 
-# How long the run waits for a tracker: at its start and its end, for an iteration's numbers, and
-# once it is told to stop.
+# How long the run waits for a tracker: at its start and end, for numbers, and once it is to stop.
 _START_SECONDS, _LOG_SECONDS, _STOP_SECONDS = 60.0, 10.0, 3.0
 
 Settings = dict[str, str | float | bool]

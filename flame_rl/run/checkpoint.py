@@ -1,10 +1,8 @@
-"""A checkpoint: the state of a run in a file; which of a run's checkpoints to read, and which are
-written and kept.
+"""Checkpoints, the state of a run in a file: which to read, and which are written and kept.
 
 It is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON header and
-a safetensors block with weights and optimiser. Nothing is pickled. Random state is not in it: that
-follows from seed and iteration.
-"""
+a safetensors block with weights and optimiser, and no random state, which follows from seed and
+iteration. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -59,8 +57,7 @@ class Checkpoint(RunState):
     """Everything that a run needs to resume.
 
     Attributes:
-        score: the mean return of the last iteration, or what made it the best; None in a file of
-            `Trainer.save`.
+        score: the last iteration's mean return, or the best's; None in a file of `Trainer.save`.
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
         versions: see `library_versions`.

@@ -21,8 +21,7 @@ from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.spaces import choices_of
 
-# Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
-# a policy and a value network.
+# Bytes of a weight, its gradient, Adam's moments, copies to undo and for actors, in two networks.
 _WEIGHT_BYTES = 48
 # Choices from which on an iteration takes tens of seconds.
 _MANY_CHOICES = 100_000
@@ -63,8 +62,8 @@ def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The most env steps of a run, but for the end of its last iteration or, with --steps-per-iter,
-    episode; None: not known."""
+    """The most env steps of a run, but for the end of the last iteration or episode; None: not
+    known."""
     if experiment.env_steps is not None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)

@@ -1,5 +1,4 @@
-"""A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy: every
-command imports this module."""
+"""A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy."""
 
 import contextlib
 import fcntl
@@ -249,8 +248,7 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
 
 
 def package_version() -> str:
-    """The package's version and, in a git repository of its own, the commit, with "-dirty" where
-    files differ from it."""
+    """The version and, in a git repository of its own, the commit, "-dirty" where files differ."""
     root, version = Path(flame_rl.__file__).parent.parent, flame_rl.__version__
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
@@ -264,8 +262,7 @@ def package_version() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that the bits of a result depend on, and what these choose for this
-    machine's processor."""
+    """Versions of the libraries that decide a result's bits, and their choices for this CPU."""
     import torch
 
     from flame_rl.actor.remote import processor

@@ -159,8 +159,7 @@ def make_request(
 
 
 class PrefetchingBackend:
-    """Collects by a backend, and can begin before it is asked to; `begun` is the request that was
-    begun last and not yet fetched."""
+    """Collects by a backend, and can begin before it is asked to: `begun` is not yet fetched."""
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""

@@ -1,5 +1,4 @@
-"""`Policy`: acts in the environment's own observations and actions, without a Trainer, an
-environment or workers."""
+"""`Policy`: acts in the environment's own observations and actions, without a Trainer."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ Action = np.integer | np.ndarray
 
 
 class Policy:
-    """Chooses actions as the policy of a run does, by the arithmetic of the actors, for
-    observations from anywhere.
+    """Chooses actions as the policy of a run does, by the arithmetic of the actors.
 
         policy = Policy.load("runs/cartpole-ppo-20261121-115727")
         action = policy.act(observation)
@@ -73,8 +71,7 @@ class Policy:
 
     def begin(self, episodes: int = 1) -> None:
         """Say that the next observations are the first of these episodes, side by side. A policy
-        with a memory must know; for another, only noise that depends on the step before begins
-        anew."""
+        with a memory must know; for another, noise that depends on earlier steps begins anew."""
         self._playing = episodes
         # The policy acts for whole blocks of rows.
         self._width = -(-episodes // ROW_BLOCK) * ROW_BLOCK
@@ -93,12 +90,10 @@ class Policy:
         explore: bool = False,
         action_masks: Sequence[object] | np.ndarray | None = None,
     ) -> Sequence[Action]:
-        """An action for each observation, an element of the action space: the same, to the bit, as
-        for that observation alone.
+        """An action for each observation, to the bit the same as for that observation alone.
 
         Args:
-            observations: as the environment returns them; with a memory, one of each episode that
-                has begun.
+            observations: as the environment returns them; with a memory, one of each episode.
             explore: whether to sample, with noise that may depend on the step before; otherwise the
                 policy's mean, or the choice that is likeliest or worth most.
             action_masks: what each observation allows, as the environment returns it; for a policy

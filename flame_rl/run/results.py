@@ -109,8 +109,7 @@ class Timing:
     """Measured times and traffic of an iteration; they differ from run to run.
 
     Attributes:
-        collecting, updating, evaluating: seconds; with `overlap`, episodes may have been on their
-            way before they are asked for.
+        collecting, updating, evaluating: seconds; with `overlap`, collecting may begin earlier.
         waiting: seconds in which this process had nothing to do while episodes were collected.
         env_steps_per_second: of all workers together, by the seconds that collecting took.
         bytes_out, bytes_in: to the workers and from them.

@@ -185,8 +185,7 @@ class Trainer:
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
-                `env`, where a function made the environments; and `trust`, to run modules that lie
-                in the run folder.
+                `env`, where a function made the environments; and `trust`, see `Output`.
 
         Raises UsageError if there is no sound checkpoint, it does not fit model.py, a change would
         make it another run, or the other environment has other spaces.
@@ -366,7 +365,7 @@ class Trainer:
         return self.learner.parts.get("replay")
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
+        """Write a checkpoint that `load` reads, and beside it, in PATH.replay, replayed experience.
         Raises RunError if the disk refuses."""
         path = Path(path)
         with checkpoint.refused_by_the_disk(path):
@@ -382,8 +381,7 @@ class Trainer:
         self._workers.listener = listener
 
     def close(self) -> None:
-        """Stop all workers and threads, and close the learner. May be called twice; does nothing in
-        a fork, which has none of them."""
+        """Stop workers and threads, and close the learner. Twice, or in a fork, it does nothing."""
         self._closed = True
         if os.getpid() != self._process:
             return
@@ -404,8 +402,7 @@ class Trainer:
 
 
 def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
-    """Give environments that a Python function makes a Gymnasium id, made from `name`, like any
-    other environment; returns the id."""
+    """Register a Python function that makes environments; returns their id, made from `name`."""
 
     # Gymnasium copies what it registers, but not a plain function and what that refers to.
     def entry_point(**keywords: Any) -> gymnasium.Env:

@@ -113,8 +113,7 @@ def begin_from(
     learner: Learner, config: TrainConfig, spec: EnvironmentSpec
 ) -> tuple[str, str, list[str]] | None:
     """Give a new learner, for the environment `spec`, what fits of the run that
-    `config.experiment.from_` names, if any. All else begins anew: optimisers, versions, counters,
-    random numbers.
+    `config.experiment.from_` names, if any. All else begins anew, such as optimisers and counters.
 
     Returns the SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
     what was not, and why. Raises UsageError if there is no sound checkpoint, its state is not that

@@ -140,16 +140,14 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
 
 def loss_name(function: str) -> str:
-    """The name of the loss module:function in metrics.csv: prediction:NextObservation is
-    next_observation."""
+    """The name in metrics.csv of a loss: of prediction:NextObservation next_observation."""
     name = function.rpartition(":")[2]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 @dataclass(frozen=True)
 class GeneralizedAdvantages(OnPolicy):
-    """Generalised advantage estimation (Schulman et al. 2016), corrected by V-trace where another
-    policy has played."""
+    """Generalised advantages (Schulman et al. 2016), by V-trace where another policy has played."""
 
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantages, from 0 (one step and a value) to 1 (the whole episode)."""
@@ -219,8 +217,7 @@ class Hindsight:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Values of discrete actions: the best action is taken, or with probability epsilon a random
-    one."""
+    """Values of discrete actions: the best is taken, or with probability epsilon a random one."""
 
     epsilon_start: Fraction = 1.0
     """Probability of a random action at the beginning of the run."""
@@ -285,8 +282,7 @@ class ActionNoise(Critics):
 class ReinforceSettings(OnPolicy, name="reinforce"):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
 
-    # Without PPO's ratio, a policy that moves far in one epoch collapses; this limit stops few
-    # good updates.
+    # Without PPO's ratio, a policy that moves far in one epoch collapses.
     max_kl: Positive = 0.1
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
@@ -338,8 +334,7 @@ class PPOSettings(GeneralizedAdvantages, name="ppo"):
 
 @dataclass(frozen=True)
 class PQNSettings(Exploration, AlgorithmSettings, name="pqn"):
-    """Settings of Q-learning without replay and target network (Gallici et al. 2025), for discrete
-    actions."""
+    """Settings of Q-learning without replay and target network (Gallici et al. 2025)."""
 
     minibatches: Count = 32
 
@@ -371,8 +366,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
     """Learn the state's value and the actions' advantages apart (Wang et al. 2016)."""
 
     distribution: Literal["none", "c51", "quantiles"] = "none"
-    """Learn the distribution of returns: probabilities of atoms (C51), quantiles (QR-DQN), or the
-    mean alone."""
+    """Learn the distribution of returns, by atoms (C51) or quantiles (QR-DQN), or their mean."""
 
     atoms: Count = 51
     """Atoms or quantiles of a distribution."""
@@ -413,8 +407,7 @@ class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
 
 @dataclass(frozen=True)
 class SuccessorSettings(EpsilonGreedy, Replay, name="successor", title="Successor features"):
-    """Settings of successor features (Barreto et al. 2017), for discrete actions and rewards of
-    several parts."""
+    """Settings of successor features (Barreto et al. 2017), for rewards of several parts."""
 
     may_change = ("reward_weights",)
 
@@ -496,8 +489,7 @@ class BCSettings(Cloning, AlgorithmSettings, name="bc"):
     normalize_observations: bool = True
 
     policy: Literal["gaussian", "squashed", "deterministic"] = "gaussian"
-    """Policy of real-valued actions: Gaussian, squashed by tanh as in sac, or deterministic as in
-    ddpg and td3."""
+    """Policy of real-valued actions: Gaussian, squashed by tanh as sac's, or deterministic."""
 
     initial_log_std: LogStd = -0.5
     initial_std: SquashedStd = 1.0

@@ -40,8 +40,7 @@ Function = Annotated[str, matching(PAIR, "a module and a function, as in my_modu
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
-    """Check every field of a dataclass but some against its annotation, in `__post_init__`. Raises
-    UsageError as `converted` does."""
+    """Check and convert the fields of a dataclass but some, in `__post_init__`; see `converted`."""
     for name, hint in hints_of(type(settings)).items():
         if name not in but:
             # The dataclass is frozen.

@@ -33,8 +33,7 @@ class Execution:
     result, except that each device rounds in its own way."""
 
     device: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
-    """Where networks learn; cuda or gpu: on a graphics card; auto: there for pictures, memory and
-    very large layers, where there is one."""
+    """Where networks learn; auto: on a graphics card, if any, for pictures, memory, huge layers."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -148,9 +147,8 @@ class TrainConfig:
         algorithm: str = "reinforce",
         **settings: Unpack[Settings],
     ) -> None:
-        """Take the defaults, then the algorithm's preset for the environment, then `settings`:
-        fields of whichever section, by name. Of a preset, `episodes_per_iter` replaces
-        steps_per_iter. Raises UsageError."""
+        """Take the defaults, then the algorithm's preset for the environment, then `settings`, of
+        whichever section; `episodes_per_iter` replaces a preset's steps_per_iter."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
         preset = preset_of(algorithm, environment_id(Experiment(env).env_name))

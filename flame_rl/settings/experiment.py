@@ -77,8 +77,7 @@ class Experiment:
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
     steps_per_iter: Count | None = None
-    """Env steps in each iteration, in place of --episodes-per-iter: as many whole episodes as it
-    takes to reach them."""
+    """Env steps in each iteration, in place of --episodes-per-iter: whole episodes that reach N."""
 
     fragment_steps: CountOrZero | None = None
     """With --steps-per-iter, the steps after which an iteration cuts an episode, which the next one
@@ -98,8 +97,7 @@ class Experiment:
     """Let each of several agents observe its own number, too."""
 
     action_mask: bool = True
-    """Read masks of allowed actions, in `info["action_mask"]`, beside the observations or by the
-    method `action_masks()`."""
+    """Read masks of allowed actions in info or observation (action_mask), or by action_masks()."""
 
     gamma: Fraction = 0.99
     """Discount of rewards per step. At 1, without values, a time limit counts as an end."""

@@ -177,8 +177,7 @@ def _field(word: str) -> str:
 
 @_REGISTRY.struct_rule
 def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-    """How tyro makes flags of a dataclass. All words after a flag are its own, unless there are
-    positional ones."""
+    """How tyro makes flags of a dataclass; positional words leave a flag only one of its own."""
     kind = info.type
     if not is_dataclass(kind) or kind.__name__ == "Flags":
         return None
@@ -238,8 +237,7 @@ def _spec(
 
 
 def _value(hint: Any, words: list[str]) -> Any:
-    """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
-    "name=value" belong to the value."""
+    """The words after a flag as `converted` takes them: 1_000 is 1000, 64,64 a list, a=1,2 not."""
     kind, text = checks.bare(hint), " ".join(words)
     if text.lower() == "none" and checks.may_be_none(hint):
         return None

@@ -44,8 +44,7 @@ _MOST_OF_CHECKER = 4
 # What Gymnasium's checker says of an observation of another dtype, too.
 _NOT_WITHIN = "not within the observation space"
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
-# What Gymnasium's checker recommends and this package does: it scales actions, and takes any bounds
-# of observations.
+# Advice of Gymnasium's checker that is not needed: actions are scaled, observations normalised.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 

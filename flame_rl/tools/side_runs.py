@@ -74,8 +74,7 @@ class SideRun:
 
 
 def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
-    """A process of main.py with these words, which prints into a file. However this process ends,
-    the run is saved and ends, too."""
+    """A process of main.py, which prints into a file; once this process ends, it saves its run."""
     with prints.open("wb") as file:
         # Ctrl-C in the terminal reaches this process alone, which tells the others once.
         return subprocess.Popen(

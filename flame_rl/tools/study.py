@@ -207,8 +207,7 @@ class Search:
         return words
 
     def run(self, trial: FrozenTrial, seed: int | None = None) -> SideRun:
-        """The run of a trial, or of the final with a trial's settings and a seed; it begins, or
-        goes on if it has begun."""
+        """The run of a trial, or with a seed one of the final; it goes on if it has begun."""
         name, folder, words = f"trial {trial.number}", f"trial-{trial.number:03}", []
         if seed is not None:
             name, folder = f"{name} with seed {seed}", f"final-{trial.number:03}-seed-{seed}"
@@ -246,8 +245,7 @@ def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) 
 
 
 def with_effect(search: Search, stop: StopSignal) -> tuple[str, ...]:
-    """The settings of a search that have an effect in its environment, which is described as for a
-    run. Raises as `Backend.describe` does."""
+    """The settings of a search with an effect in its environment. Raises as `Backend.describe`."""
     config, idle = search.config, set()
     if config.algorithm.shared_torso or not getattr(config.algorithm, "trains_values", True):
         idle |= {"value_learning_rate", "value_epochs"}

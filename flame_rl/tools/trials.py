@@ -65,8 +65,7 @@ class Final(NamedTuple):
 
 
 def open_study(search: Search) -> optuna.Study:
-    """The study in its journal, which begins with the first trial's settings. Raises UsageError if
-    the file is damaged."""
+    """The study in its journal, which begins with the first trial. Raises UsageError if damaged."""
     path, fixed = search.folder / TRIALS_NAME, search.study.fixed
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -30,8 +30,7 @@ from flame_rl.wire import messages
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
-# Pictures per second of an environment that does not say, and the most of a GIF: viewers play more
-# at a speed of their own.
+# Pictures per second of an environment that does not say, and the most that viewers of GIF play.
 _FPS, _GIF_FPS = 30, 50
 # In pixels: a GIF is in memory until it is closed.
 _GIF_WIDTH = 320
@@ -178,8 +177,7 @@ def cannot_be_shown(env_id: str, mode: str) -> UsageError:
 
 
 def follow_robot(renderer: Any) -> None:
-    """Let MuJoCo's camera follow the robot. Gymnasium's default camera stands still, and an ant
-    walks out of the picture."""
+    """Let MuJoCo's camera follow the robot, which walks out of a picture that stands still."""
     config = renderer.default_cam_config or {}
     body = config.get("trackbodyid", 1)
     # Body 0 is the world, which does not move; camera -1 is free, not one that the model names.
