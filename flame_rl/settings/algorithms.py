@@ -299,10 +299,7 @@ class ReinforceSettings(OnPolicy, name="reinforce"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
-            raise UsageError(
-                f"--shared-torso: --baseline {self.baseline} has no value network; add --baseline "
-                "value"
-            )
+            raise UsageError("--shared-torso: there is no value network; add --baseline value")
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,9 @@ def _in_words(hint: Any) -> str:
     """The values that a type allows, in words."""
     kind, inner = bare(hint), get_args(bare(hint))
     names = {int: "an integer", float: "a number", bool: "True or False", Path: "a path"}
-    text = names.get(kind, "a text")
+    text = ", ".join(inner) if get_origin(kind) is Literal else names.get(kind, "a text")
     if get_origin(kind) is tuple:
         text = f"a list of {_in_words(inner[0]).split()[-1]}s"
-    elif get_origin(kind) is Literal:
-        text = ", ".join(inner)
     return f"{text} or None" if may_be_none(hint) else text
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from flame_rl.settings.keywords import Changes, Settings
     from flame_rl.wire.messages import Environment
 
-SECTIONS = ("experiment", "algorithm", "execution", "output")
-
 
 @dataclass(frozen=True)
 class Execution:
@@ -190,9 +188,6 @@ class TrainConfig:
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
-            for name, kind in kinds.items():
-                for unknown in values[name].keys() - set(names_of(kind)):
-                    raise ValueError(f"{unknown}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
@@ -260,6 +255,5 @@ def _by_section(
 
 
 def _kinds(algorithm: type[AlgorithmSettings]) -> dict[str, type]:
-    """The class of each section, given the algorithm's."""
-    classes = (Experiment, algorithm, Execution, Output)
-    return dict(zip(SECTIONS, classes, strict=True))
+    others = {"execution": Execution, "output": Output}
+    return {"experiment": Experiment, "algorithm": algorithm} | others

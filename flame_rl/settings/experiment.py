@@ -152,12 +152,10 @@ class Experiment:
             checks.refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         checks.check_fields(self, but=("env",))
-        unique = dict.fromkeys(("reward_parts", "outcomes"), "names of entries of info")
-        unique |= dict.fromkeys(("observe", "policy_observations"), "keys of a Dict")
-        for field, what in unique.items():
+        for field in ("reward_parts", "outcomes", "observe", "policy_observations"):
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:
-                checks.refuse(field, f"{what}, each once", names)
+                checks.refuse(field, "names, each once", names)
         for name, of in (("from_digest", "from_"), ("demonstrations_digest", "demonstrations")):
             if (digest := getattr(self, name)) is not None and getattr(self, of) is None:
                 checks.refuse(name, f"with {checks.flag(of)}, what its digest must be", digest)

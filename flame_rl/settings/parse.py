@@ -27,20 +27,15 @@ from flame_rl.system.program import program
 Command = TypeVar("Command")
 
 _CHOICE = Literal[tuple(ALGORITHMS)]
+_HINTS = checks.hints_of(Experiment) | checks.hints_of(Output) | {"algorithm": _CHOICE}
 # The flags that decide which others there are, and their defaults.
 _FIRST_NAMES = ("env", "from_", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
+_FIRST_NAMES += ("algorithm", "resume")
 _NOT_GIVEN = object()
 _NARROWEST = 12
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _REGISTRY = constructors.ConstructorRegistry()
-_First = make_dataclass(
-    "_First",
-    [
-        *((name, checks.hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
-        ("algorithm", _CHOICE, _NOT_GIVEN),
-        ("resume", checks.hints_of(Output)["resume"], _NOT_GIVEN),
-    ],
-)
+_First = make_dataclass("_First", [(name, _HINTS[name], _NOT_GIVEN) for name in _FIRST_NAMES])
 
 
 def parse(
@@ -182,7 +177,8 @@ def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstruct
     if not is_dataclass(kind) or kind.__name__ == "Flags":
         return None
     hints, specs, lists = checks.hints_of(kind), [], {}
-    positional = [name for name, hint in hints.items() if _POSITIONAL in _marks(hint)]
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    positional = [name for name in hints if _POSITIONAL in marks[name]]
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         value = getattr(info.default, name, field.default)
@@ -194,7 +190,7 @@ def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstruct
             lists[name], default = default, ()
             typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
         else:
-            typed = hint if plain is bool else Annotated[object, *_marks(hint), spec]
+            typed = hint if plain is bool else Annotated[object, *marks[name], spec]
         typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
         specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
@@ -210,10 +206,6 @@ def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstruct
 
     make.__doc__ = kind.__doc__
     return constructors.StructConstructorSpec(make, tuple(specs))
-
-
-def _marks(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
 
 
 def _spec(
