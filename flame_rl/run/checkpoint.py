@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 MAGIC = b"flameCP1"
 FORMAT = 6
 WEIGHTS_NAME = "weights.safetensors"
-# Names that a run gives its checkpoints.
-_OWN_NAME = re.compile(r"\d{8,}\.ckpt")
-_HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
 # What a table may unpack to, beyond a hundred times its size.
@@ -110,7 +107,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             # A huge file that is not a checkpoint is not read to its end.
             if file.read(len(MAGIC)) != MAGIC:
                 raise WireError("not a checkpoint")
-            checksum, body = file.read(_HASH_BYTES), file.read()
+            checksum, body = file.read(hashlib.sha256().digest_size), file.read()
         if hashlib.sha256(body).digest() != checksum:
             raise WireError("the checksum does not match; the file is damaged")
         return _decode(memoryview(body))
@@ -146,7 +143,7 @@ def _read_table(array: np.ndarray) -> bytes:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that a run wrote into a folder, named for their iterations, newest first."""
-    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
+    own = [path for path in folder.glob("*.ckpt") if re.fullmatch(r"\d{8,}", path.stem)]
     return sorted(filter(Path.is_file, own), key=lambda path: int(path.stem), reverse=True)
 
 
@@ -164,9 +161,7 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
         try:
             return read_checkpoint(file), []
         except CheckpointError as error:
-            raise UsageError(
-                f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
-            ) from error
+            raise UsageError(f"{error}. Name a run folder, or a checkpoint in one") from error
     damaged = []
     for file in checkpoints_of(path):
         try:
@@ -196,20 +191,17 @@ class Checkpointer:
         self._folder = folder / CHECKPOINTS_NAME
         self._best_path = self._folder / BEST_NAME
         self._trainer, self._tables = trainer, tables
-        self._lengths = self._table_lengths()
+        self._lengths = tuple(map(len, tables.values()))
         self._score: float | None = None  # of the latest iteration; None once it is saved
-        # The best mean return and its iteration.
-        self.best = -math.inf, 0
+        self.best = -math.inf, 0  # the best mean return and its iteration
         # The best state and the tables' lengths then, while it is not on disk.
         self._better: tuple[RunState, tuple[int, ...]] | None = None
-        # The first replayed episode that each kept checkpoint needs.
-        self._needed: dict[Path, int] = {}
+        self._needed: dict[Path, int] = {}  # the first replayed episode that each kept file needs
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             best = read_checkpoint(self._best_path)
-            iterations = best.totals.iterations
-            if best.score is not None and iterations <= trainer.totals.iterations:
+            if best.score is not None and best.totals.iterations <= trainer.totals.iterations:
                 evaluated = trainer.config.experiment.evaluate_every is not None
-                self.best = best.score, iterations - evaluated
+                self.best = best.score, best.totals.iterations - evaluated
 
     def begin(self) -> None:
         """Save the state before the first iteration. Raises RunError if the disk refuses."""
@@ -218,7 +210,7 @@ class Checkpointer:
     def report(self, result: IterationResult) -> None:
         """Call after every iteration. Raises RunError if the disk refuses."""
         config, before = self._trainer.config, self._lengths
-        self._lengths, self._score = self._table_lengths(), result.reward_mean
+        self._lengths, self._score = tuple(map(len, self._tables.values())), result.reward_mean
         every, done = config.experiment.evaluate_every, result.iteration + 1
         if every is None and result.reward_mean > self.best[0]:
             self.best = result.reward_mean, result.iteration
@@ -264,9 +256,6 @@ class Checkpointer:
     def _latest(self) -> RunState:
         """The state now, as views: it must be written before the next iteration."""
         return RunState(self._trainer.totals, self._trainer.learner.state_dict())
-
-    def _table_lengths(self) -> tuple[int, ...]:
-        return tuple(map(len, self._tables.values()))
 
     def _write(
         self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None

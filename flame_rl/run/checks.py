@@ -23,10 +23,8 @@ from flame_rl.wire.spaces import choices_of
 
 # Bytes of a weight, its gradient, Adam's moments, copies to undo and for actors, in two networks.
 _WEIGHT_BYTES = 48
-# Choices from which on an iteration takes tens of seconds.
-_MANY_CHOICES = 100_000
-# Numbers from which on a Box of several axes may be meant as a picture.
-_MANY = 1000
+# Choices that take tens of seconds, and numbers in several axes that may be meant as a picture.
+_MANY_CHOICES, _MANY = 100_000, 1000
 # Fragments of an iteration, if none ends early, and the least steps of one where nobody has set
 # them: of fewer, most of an advantage is the value network's word.
 _FRAGMENTS, _LEAST_FRAGMENT = 8, 64
@@ -62,8 +60,7 @@ def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The most env steps of a run, but for the end of the last iteration or episode; None: not
-    known."""
+    """The most env steps of a run, or None; the end of the last iteration or episode is more."""
     if experiment.env_steps is not None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)
@@ -106,15 +103,11 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
-        warnings.append(
-            f"--max-episode-steps: {wanted} has no effect: {env} has a time limit of {limit} "
-            "steps in its own code; change it there"
-        )
+        own = f"{env} has a time limit of {limit} in its own code; change it there"
+        warnings.append(f"--max-episode-steps: {wanted} has no effect: {own}")
     if experiment.evaluate_every is not None and limit is None:
-        warnings.append(
-            f"--evaluate-every: there is no time limit of {env}, and without exploration an "
-            "episode may never end; --max-episode-steps sets one"
-        )
+        never = "without exploration an episode may never end; --max-episode-steps sets one"
+        warnings.append(f"--evaluate-every: there is no time limit of {env}, and {never}")
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
     if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
@@ -144,8 +137,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         if axes >= 2 and numbers >= _MANY and (axes > 3 or box.dtype not in OF_ONE_BYTE):
             warnings.append(
                 f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
-                f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
-                "with two or three axes"
+                f"{numbers:,} single numbers; a picture is a Box of uint8 with two or three axes"
             )
     return warnings
 

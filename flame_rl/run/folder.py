@@ -31,7 +31,6 @@ BEST_NAME = "best.ckpt"
 REPLAY_NAME = "replay"
 STARTS_NAME = "starts.jsonl"
 LOCK_NAME = ".lock"
-_GIT_SECONDS = 5.0
 
 
 def check_output(config: TrainConfig) -> None:
@@ -76,10 +75,8 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             # The system releases the lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(
-                f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
-                "for its end or stop it, or name another folder"
-            ) from error
+            where = f"another process is writing the run in {path_to_show(folder, Path.cwd())}"
+            raise UsageError(f"{where}; wait for its end, or name another folder") from error
         except OSError:
             pass  # a file system without locks
         check_output(config)  # again: another process may have held it until now
@@ -98,10 +95,8 @@ def is_held(folder: Path) -> bool:
         with (folder / LOCK_NAME).open("rb") as lock:
             # Only for a moment; `hold_folder` asks for it exclusively.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or a file system without locks
-        return False
+    except OSError as error:  # others: no such file, or a file system without locks
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -253,7 +248,7 @@ def package_version() -> str:
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": _GIT_SECONDS}
+    how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": 5.0}
     # There may be no git, or it may not be read.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if (root / ".git").exists():

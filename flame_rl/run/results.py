@@ -23,8 +23,6 @@ RESAMPLES = 10_000
 FEW = 30
 # The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-# Numbers that are resampled at a time.
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,7 @@ def mean_interval(values: np.ndarray) -> tuple[float, float] | tuple[None, None]
     if len(values) == 1:
         return None, None
     if len(values) > FEW:
-        low, high = bootstrap_interval(values)
-        return float(low), float(high)
+        return tuple(map(float, bootstrap_interval(values)))
     mean = float(values.mean())
     reach = student_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean - reach, mean + reach
@@ -223,7 +220,7 @@ def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     1979, "Bootstrap Methods: Another Look at the Jackknife"); equal values give equal intervals."""
     generator = np.random.default_rng(0)
     means = np.empty((RESAMPLES, *values.shape[1:]))
-    block = max(1, _BLOCK // values.size)
+    block = max(1, (1 << 20) // values.size)  # so that memory suffices
     for start in range(0, RESAMPLES, block):
         count = min(block, RESAMPLES - start)
         picked = generator.integers(0, len(values), (count, len(values)))

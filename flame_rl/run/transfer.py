@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 State = dict[str, np.ndarray]
 
-# Of `--from RUN/best`: the run folder's best checkpoint.
-_BEST = "best"
 # Settings that say which layers a network has.
 _OF_NETWORKS = ("model", "hidden_sizes", "activation", "frame_stack", "memory", "memory_size")
 _OF_NETWORKS += ("shared_torso", "dueling", "layer_norm")
@@ -163,7 +161,7 @@ def settings_of_networks(path: Path) -> dict[str, object]:
 
 def _found(path: Path) -> tuple[Path, Checkpoint, list[str]]:
     """The run or file that --from names, and what `find_checkpoint` returns. Raises UsageError."""
-    best = path.name == _BEST and not path.exists() and path.parent.is_dir()
+    best = path.name == "best" and not path.exists() and path.parent.is_dir()  # RUN/best
     run = path.parent if best else path
     try:
         return run, *find_checkpoint(run, best)
