@@ -75,8 +75,7 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     """One screen: a table of what was found out, then what is in the way, with remedies."""
 
     def filled(text: str, first: str, indent: int) -> str:
-        # A path is not cut.
-        uncut = {"break_long_words": False, "break_on_hyphens": False}
+        uncut = {"break_long_words": False, "break_on_hyphens": False}  # a path is not cut
         first = first.ljust(indent)
         return fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * indent, **uncut)
 

@@ -30,8 +30,7 @@ episodes may be shorter than those to come."""
 
 # How many iterations are measured, fewer where they take more seconds than these.
 _ITERATIONS, _SECONDS = 3, 10.0
-# Several workers are worth it where an iteration takes this part longer with one.
-_WORTH = 0.1
+_WORTH = 0.1  # several workers are worth it where an iteration takes this part longer with one
 
 
 @dataclass(frozen=True)

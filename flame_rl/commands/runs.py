@@ -71,8 +71,7 @@ def runs(arguments: Sequence[str]) -> None:
         for row in rows:
             say(json.dumps(asdict(row) | {"run": str(row.run)}))
     elif rows:
-        # The folder last: it may be long.
-        first, *names = names_of(RunRow)
+        first, *names = names_of(RunRow)  # the folder last: it may be long
         names.append(first)
         header = [name.replace("_", " ") for name in names]
         say(grid(header, [[getattr(row, name) for name in names] for row in rows]))

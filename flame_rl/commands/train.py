@@ -23,8 +23,7 @@ DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel 
 Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
 ~/.flame/flame.yaml), and otherwise on the cores of this machine."""
 
-# Bytes that take a loaded machine seconds to write.
-_LARGE = 200_000_000
+_LARGE = 200_000_000  # bytes that take a loaded machine seconds to write
 
 if TYPE_CHECKING:
     from flame_rl.report.console import ConsoleReporter
@@ -187,8 +186,7 @@ def train_and_report(
 
     try:
         if config.experiment.from_ is not None and not done.iterations:
-            # So that the run can go on without the one that it began with.
-            checkpoints.begin()
+            checkpoints.begin()  # so that the run can go on without the one that it began with
         for result in trainer:
             reporters.report(result)
             checkpoints.report(result)

@@ -16,8 +16,7 @@ class Reporters:
 
     def __init__(self, reporters: list[Any]) -> None:
         self._reporters = reporters
-        # By id: two may be of one class.
-        self._refused: set[int] = set()
+        self._refused: set[int] = set()  # by id: two may be of one class
 
     def report(self, result: IterationResult) -> None:
         for reporter in list(self._reporters):

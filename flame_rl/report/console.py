@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 LINE_EVERY = 10
 # Iterations that take long, and waits without a terminal, get a line this often.
 LINE_EVERY_SECONDS = 30.0
-# A first episode that takes longer is told while it plays.
-LONG_EPISODE_SECONDS = 10.0
+LONG_EPISODE_SECONDS = 10.0  # a first episode that takes longer is told while it plays
 
 
 class ConsoleReporter:

@@ -27,10 +27,8 @@ _RED, _BLUE = "#D55E00", "#0072B2"
 # the first three are black, middle grey and light grey.
 _COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
 _STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
-# Markers on each line.
-_MARKERS = 8
-# Inches.
-_ONE_PANEL = (8, 4.5)
+_MARKERS = 8  # markers on each line
+_ONE_PANEL = (8, 4.5)  # inches
 _CAPTION = (
     "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
     "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: each seed, "

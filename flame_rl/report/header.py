@@ -13,10 +13,8 @@ from flame_rl.wire.inputs import is_channels_first, observation_inputs, observat
 from flame_rl.wire.messages import EnvironmentSpec
 
 RULE = "=" * 60
-# A policy gradient moves a policy only so far in an update.
-FEW_UPDATES = 20
-# Parts of an observation, or of an action, that are named.
-_SHOWN = 6
+FEW_UPDATES = 20  # a policy gradient moves a policy only so far in an update
+_SHOWN = 6  # parts of an observation, or of an action, that are named
 
 Rows = dict[str, object]
 

@@ -18,19 +18,15 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import environment_id
 from flame_rl.system.errors import UsageError
 
-# The horizontal axis of a curve: an attribute of `Run`.
-Axis = Literal["env_steps", "seconds"]
+Axis = Literal["env_steps", "seconds"]  # the horizontal axis of a curve: an attribute of `Run`
 Columns = dict[str, list[float]]
 
 # Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
 EVALUATION = "evaluation"
-# Of the env steps of the longest run, the share over which curves are averaged.
-_WINDOW = 1 / 20
-# Points of a mean curve.
-_POINTS = 200
+_WINDOW = 1 / 20  # of the env steps of the longest run, the share over which curves are averaged
+_POINTS = 200  # points of a mean curve
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
-# Wider than any table: no line is cut off or wrapped.
-_WIDTH = 10_000
+_WIDTH = 10_000  # wider than any table: no line is cut off or wrapped
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ class TrackReporter:
         self._tracker, self._stop = tracker, stop
         self._run: TrackedRun | None = None
         self._thread = ThreadPoolExecutor(1)
-        # The latest call.
-        self._asked = self._thread.submit(lambda: None)
+        self._asked = self._thread.submit(lambda: None)  # the latest call
 
     def report(self, result: IterationResult) -> None:
         groups = numbers_of(result).items()

@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 MAGIC = b"flameCP1"
 FORMAT = 6
 WEIGHTS_NAME = "weights.safetensors"
-# Begins the name of a table among the arrays.
-_TABLE = "table "
-# What a table may unpack to, beyond a hundred times its size.
-_TABLE_BYTES = 1 << 26
+_TABLE = "table "  # begins the name of a table among the arrays
+_TABLE_BYTES = 1 << 26  # what a table may unpack to, beyond a hundred times its size
 # In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
 _COUNTS = ("iterations", "episodes", "env_steps", "length_mean", "mean_return")
 

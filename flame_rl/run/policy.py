@@ -48,8 +48,7 @@ class Policy:
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         self.begin()
-        # Nobody has said yet that an episode begins.
-        self._playing = 0
+        self._playing = 0  # nobody has said yet that an episode begins
 
     @classmethod
     def load(cls, path: str | Path, best: bool = False, seed: int = 0) -> Policy:

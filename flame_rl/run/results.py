@@ -19,8 +19,7 @@ Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finit
 # What is said of an iteration's returns; methods of an array.
 SPREAD = ("mean", "std", "min", "max")
 RESAMPLES = 10_000
-# The most episodes whose mean has Student's interval.
-FEW = 30
+FEW = 30  # the most episodes whose mean has Student's interval
 # The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

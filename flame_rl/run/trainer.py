@@ -213,8 +213,7 @@ class Trainer:
         except BaseException:
             trainer.close()
             raise
-        # Other warnings are for those who train.
-        trainer.warnings = warnings
+        trainer.warnings = warnings  # other warnings are for those who train
         return trainer
 
     def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:

@@ -35,8 +35,7 @@ _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
 _PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
-# The layers of a policy.
-_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.\d+)\..*")
+_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.\d+)\..*")  # the layers of a policy
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:

@@ -14,8 +14,7 @@ from flame_rl.settings import checks
 from flame_rl.settings.checks import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from flame_rl.system.errors import UsageError
 
-# The losses that every network with shared layers has.
-SHARED_LOSSES = ("policy", "value")
+SHARED_LOSSES = ("policy", "value")  # the losses that every network with shared layers has
 
 LogStd = Annotated[float, checks.within(-20, 5)]
 # A squashed Gaussian policy clips the logarithm at 2.
@@ -282,8 +281,7 @@ class ActionNoise(Critics):
 class ReinforceSettings(OnPolicy, name="reinforce"):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
 
-    # Without PPO's ratio, a policy that moves far in one epoch collapses.
-    max_kl: Positive = 0.1
+    max_kl: Positive = 0.1  # without PPO's ratio, a policy that moves far in one epoch collapses
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
     """Baseline of returns: none, the other episodes' mean at the same step, or a value network."""
@@ -394,8 +392,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
 class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
 
-    # Targets of the actions that were taken need recent policies.
-    capacity: Count = 10_000
+    capacity: Count = 10_000  # targets of the actions that were taken need recent policies
     epsilon_end: Fraction = 0.02
 
     expected: bool = True
@@ -427,8 +424,7 @@ class ImpalaSettings(PolicyGradient, Sequences, name="impala"):
     learning_rate: Positive = 2e-4
     entropy_coefficient: NonNegative = 0.003
     updates_per_step: UpdatesPerStep = 0.05
-    # V-trace gives little weight to what the policy would no longer do.
-    capacity: Count = 20_000
+    capacity: Count = 20_000  # V-trace gives little weight to what the policy would no longer do
 
     trace_lambda: Fraction = 0.95
     """Lambda of V-trace, from 0 (one step and a value) to 1 (the whole sequence)."""

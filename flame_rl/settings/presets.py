@@ -14,14 +14,12 @@ _SHORT_ITERATIONS = {"steps_per_iter": 2048}
 _MILLION = {"iterations": 500, "steps_per_iter": 2000}
 _MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000}
 _SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000}
-# Step sizes fall to 0 at the end.
-_DECAY = {"learning_rate_decay": True}
+_DECAY = {"learning_rate_decay": True}  # step sizes fall to 0 at the end
 
 # With large actions an ant falls over; with small ones it survives, and learns to walk.
 _SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
 
-# With a replay memory.
-_WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}
+_WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}  # with a replay memory
 WIDE_LAYERS = _WIDE | {"steps_per_iter": 1000}
 _CARTPOLE = {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000}
 
@@ -31,8 +29,7 @@ _PENDULUM = _DECAY | {
     "steps_per_iter": 200,
     "warm_up_steps": 1_000,
     "value_learning_rate": 3e-3,
-    # Returns are as low as -1,500; see docs/replay.md.
-    "reward_scale": 0.1,
+    "reward_scale": 0.1,  # returns are as low as -1,500; see docs/replay.md
 }
 
 _ROBOT = {"batch_size": 128, "tau": 0.01, "layer_norm": True}
@@ -125,8 +122,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
             "value_learning_rate": 7e-4,
             # 1 learns as much in the same time, 2 more in as many env steps; see docs/replay.md.
             "updates_per_step": 2.0,
-            # With the smaller value, some seeds stayed in a slow gait.
-            "average_critics": True,
+            "average_critics": True,  # with the smaller value, some seeds stayed in a slow gait
             # From 1, the temperature takes thousands of steps to fall to the size of the rewards.
             "initial_temperature": 0.1,
         },

@@ -35,11 +35,9 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
-# Numbers beyond it are far from the 1 that networks are made for.
-FAR = 100.0
+FAR = 100.0  # numbers beyond it are far from the 1 that networks are made for
 _EPISODES = 100
-# When a fork is killed, beyond the time that it plays.
-_MORE_SECONDS = 120
+_MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
 _MOST_OF_CHECKER = 4
 # What Gymnasium's checker says of an observation of another dtype, too.
 _NOT_WITHIN = "not within the observation space"
@@ -111,8 +109,7 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
         examined,
         bytes=checked.bytes or None,
         differs=checked.differs,
-        # Its own cause is known by then.
-        beside="" if checked.differs else beside,
+        beside="" if checked.differs else beside,  # its own cause is known by then
         failures=[text for text in (checked.failed, alone) if text],
         notes=[text for text in (checked.unknown, checked.rounded) if text],
         checker=() if spec.agents else _ask_gymnasium(environment, effort.most_seconds),

@@ -26,8 +26,7 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Learner
 
-# A version that runtimes of 2022 and later read.
-_OPSET = 17
+_OPSET = 17  # a version that runtimes of 2022 and later read
 # Greatest difference relative to the greatest output; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
 _CHECK_ROWS = 1024
@@ -185,5 +184,4 @@ def _difference(
         means = "support" in arrays and name != "logits"
         greatest = np.abs(arrays["support"] if means else right).max()
         differences.append(np.abs(left - right).max() / (greatest or 1.0))
-    # Unlike max, np.max does not lose what is not a number.
-    return float(np.max(differences))
+    return float(np.max(differences))  # unlike max, np.max does not lose what is not a number

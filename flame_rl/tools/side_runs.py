@@ -17,14 +17,11 @@ from flame_rl.system.machine import available_cores
 from flame_rl.system.program import process, typed
 from flame_rl.system.signals import StopSignal
 
-# To Linux's prctl: the signal that comes once the parent is gone.
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # to Linux's prctl: the signal that comes once the parent is gone
 _C = ctypes.CDLL(None)
-# Flags whose values each seed has of its own.
-_OWN = ("--seeds", "--output", "--workers")
+_OWN = ("--seeds", "--output", "--workers")  # flags whose values each seed has of its own
 _POLL_SECONDS = 0.1
-# A line about all runs this often.
-_LINE_SECONDS = 30.0
+_LINE_SECONDS = 30.0  # a line about all runs this often
 
 
 class SideRun:
@@ -105,8 +102,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
             said_at = time.monotonic()
             line = "; ".join(f"{run.name}: {run.how_far()}" for run in playing)
             say(line or f"{waiting[0].name} waits: another process has its folder")
-        # Not `stop.wait`, which returns at once when it is set.
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # not `stop.wait`, which returns at once when it is set
 
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:

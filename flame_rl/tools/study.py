@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STUDY_NAME = "study.json"
-# What flags may change of a resumed study.
-MAY_CHANGE = ("--trials", "--finalists")
+MAY_CHANGE = ("--trials", "--finalists")  # what flags may change of a resumed study
 # A run of the final is this many times as long as a trial, by default, and evaluated at its end.
 _LONGER = 4
 _EPISODES = 100

@@ -32,8 +32,7 @@ from flame_rl.tools.side_runs import SideRun, supervise
 from flame_rl.tools.study import Range, Search, Span, value_of
 
 TRIALS_NAME = "trials.log"
-# What the journal keeps of study.json.
-_BEGAN = "study"
+_BEGAN = "study"  # what the journal keeps of study.json
 # A trial is looked at after every eighth of its env steps; halving needs a power of two.
 RUNGS = 8
 _PRUNERS = {
@@ -44,12 +43,9 @@ _PRUNERS = {
     "none": pruners.NopPruner(),
 }
 _POLL_SECONDS = 0.2
-# Trials that fail from the first on, after which the study does not go on.
-_MOST_FAILURES = 3
-# Below it, what seems to matter is chance.
-_LEAST_TRIALS = 10
-# The exit code of a mistake in the command.
-_MISTAKE = 2
+_MOST_FAILURES = 3  # trials that fail from the first on, after which the study does not go on
+_LEAST_TRIALS = 10  # below it, what seems to matter is chance
+_MISTAKE = 2  # the exit code of a mistake in the command
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _BEGUN = (*_FINISHED, TrialState.RUNNING)
 # Of parts of Optuna that are used here.
@@ -212,8 +208,7 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
     if until is None:
         if not ended:
             return None
-        # --stop-at ended it, at a return that it keeps.
-        place = until = steps[-1]
+        place = until = steps[-1]  # --stop-at ended it, at a return that it keeps
     pairs = zip(steps, returns, strict=True)
     return statistics.fmean(value for at, value in pairs if place - total / 10 < at <= until)
 

@@ -32,8 +32,7 @@ GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
 # Pictures per second of an environment that does not say, and the most that viewers of GIF play.
 _FPS, _GIF_FPS = 30, 50
-# In pixels: a GIF is in memory until it is closed.
-_GIF_WIDTH = 320
+_GIF_WIDTH = 320  # in pixels: a GIF is in memory until it is closed
 _OPENGL = (
     "MuJoCo draws with OpenGL. Without a display, on Debian or Ubuntu: "
     "`apt-get install libegl1 libgl1` (with MUJOCO_GL=egl, the default here) or "
