@@ -28,8 +28,7 @@ Takes the flags of training, runs a few iterations where training would, and wri
 With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
 episodes may be shorter than those to come."""
 
-# How many iterations are measured, fewer where they take more seconds than these.
-_ITERATIONS, _SECONDS = 3, 10.0
+_ITERATIONS, _SECONDS = 3, 10.0  # iterations, fewer where they take these seconds
 _WORTH = 0.1  # several workers are worth it where an iteration takes this part longer with one
 
 
@@ -84,8 +83,7 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
     would be no gradient step. Raises as training does."""
     found = None
     if config.output.resume is not None:
-        # Not the policy with which a run would begin again.
-        found = find_checkpoint(config.output.resume)
+        found = find_checkpoint(config.output.resume)  # raises without a policy
         for warning in found[1]:
             warn(f"warning: {warning}")
     elif isinstance(config.algorithm, Replay):
@@ -102,8 +100,7 @@ def _measure(
     config: TrainConfig, found: tuple[Checkpoint, list[str]] | None, stop: StopSignal
 ) -> Measured:
     with closing(make_backend(config, stop)) as backend:
-        # Here, so that workers start while torch is imported.
-        from flame_rl.run.trainer import Trainer
+        from flame_rl.run.trainer import Trainer  # workers start while torch is imported
 
         here = config.changed(local=True, workers=0)
         with Trainer(here, stop=stop, reports=True) as trainer:

@@ -30,8 +30,7 @@ are given are fixed; those with a range are searched (docs/tuning.md). With --re
 goes on, and --trials and --finalists may be given again."""
 
 _SHOWN = 10
-# From the study's seed to those of the command at the end, which neither trials nor finals had.
-_FAR = 100
+_FAR = 100  # the seeds that the command at the end begins with are beyond all others
 
 
 def tune(arguments: Sequence[str]) -> int:

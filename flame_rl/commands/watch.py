@@ -93,8 +93,7 @@ def _tracked(command: WatchCommand, config: TrainConfig, stop: StopSignal) -> st
         return ""
     folder, film = run_of(command.run).absolute(), command.video.absolute()
     try:
-        # In a thread, since it may block.
-        unless_stopped(stop, lambda: send_film(folder, config, film))
+        unless_stopped(stop, lambda: send_film(folder, config, film))  # in a thread: it may block
     except (Exception, SystemExit) as error:  # of any kind: it is not this package's
         warn(f"warning: {tracker} has not got the film: {summary(error)}")
         return ""

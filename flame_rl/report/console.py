@@ -33,10 +33,8 @@ class ConsoleReporter:
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._left_said_at = -math.inf
         self._last: results.IterationResult | None = None
-        # A line about the latest evaluation, and the same until it is printed.
-        self._evaluation = self._unsaid = ""
-        # The collection that is shown, and when it began.
-        self._collection: tuple[str, int] | None = None
+        self._evaluation = self._unsaid = ""  # the latest line, and until it is printed
+        self._collection: tuple[str, int] | None = None  # its stream and iteration
         self._collecting_since = self._began
         self._told_of_length = self._told_of_atoms = False
         self._waiting_said_at: float | None = None
@@ -75,8 +73,7 @@ class ConsoleReporter:
             if self._unsaid:
                 self.say(self._unsaid)
                 self._unsaid = ""
-        # A bar shows what is left all the time.
-        due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS
+        due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS  # a bar shows it always
         if self._bar is None and due and self._seconds_left() >= LINE_EVERY_SECONDS:
             self._left_said_at = self._reported_at
             self.say(f"  {self._left()}")

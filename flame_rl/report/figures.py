@@ -42,8 +42,7 @@ def plot_settings(
     """Draw the curves of settings, a row of panels for each environment, and show them where there
     is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
     steps alone. The lines of more than seven names are dashed or dotted, too."""
-    # A name has the same style in every row.
-    names = list(dict.fromkeys(setting.name for setting in settings))
+    names = list(dict.fromkeys(setting.name for setting in settings))  # each has its own style
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[runs.Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
@@ -65,8 +64,7 @@ def plot_settings(
     # The lines of all panels, each label once.
     lines = [line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]]
     named = {line.get_label(): line for line in lines}
-    # An inch has room for twelve characters of names.
-    beside = 12 * width // (10 + max(map(len, named)))
+    beside = 12 * width // (10 + max(map(len, named)))  # an inch has twelve characters
     legend = figure.legend(
         handles=list(named.values()),
         loc="outside lower center",
@@ -93,8 +91,7 @@ def plot_run(folder: Path) -> Path:
     _draw(axes, "env_steps", setting, 0, runs.window_of([setting]))
     if rows := run.evaluations:
         mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
-        # Rounding may put an interval's end on the other side of the mean.
-        reach = np.maximum(0, [mean - low, high - mean])
+        reach = np.maximum(0, [mean - low, high - mean])  # rounding may cross the mean
         style = {"fmt": "D", "color": _RED, "markersize": 4, "capsize": 2}
         label = "evaluation, with its 95 % interval"
         axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)
@@ -112,8 +109,7 @@ def _draw(axes: Axes, axis: runs.Axis, setting: runs.Setting, number: int, windo
     for run in setting.runs:
         heights = run.values if single else runs.smooth(run, window)
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
-        # Below the thick lines of all settings.
-        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
+        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)  # below all thick lines
     axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
     step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
@@ -157,8 +153,7 @@ def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], ti
 def save_and_show(figure: Figure, path: Path) -> Path:
     """Write the picture, show it where there is a display, and return its path."""
     figure.savefig(path, dpi=150, bbox_inches="tight")
-    # Without a window toolkit, matplotlib falls back to drawing files only.
-    if matplotlib.get_backend().lower() != "agg":
+    if matplotlib.get_backend().lower() != "agg":  # no window toolkit is there
         plt.show()
     plt.close(figure)
     return path

@@ -36,8 +36,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         )
     rows: Rows = {
         "Environment": spec.env_id,
-        # Of a vector, for programs that read this line.
-        "Observation dim": spec.observation_dim if vector else "",
+        "Observation dim": spec.observation_dim if vector else "",  # for programs that read it
         "Observation": "" if vector else f"{observed(spec)}{alone}",
         "Action dim": spec.action_dim,
         "Continuous actions": spec.continuous,

@@ -21,8 +21,7 @@ from flame_rl.system.errors import UsageError
 Axis = Literal["env_steps", "seconds"]  # the horizontal axis of a curve: an attribute of `Run`
 Columns = dict[str, list[float]]
 
-# Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
-EVALUATION = "evaluation"
+EVALUATION = "evaluation"  # stands for the mean returns of evaluations.csv, as a column
 _WINDOW = 1 / 20  # of the env steps of the longest run, the share over which curves are averaged
 _POINTS = 200  # points of a mean curve
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
@@ -141,8 +140,7 @@ def _with_column(run: Run, column: str) -> Run:
             f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"
         )
     values, iterations = np.array(table[name]), np.array(table["iteration"], np.int64)
-    # Iterations of a warm-up have no loss, for example.
-    there = np.isfinite(values) & (iterations < len(run.values))
+    there = np.isfinite(values) & (iterations < len(run.values))  # a warm-up has no loss
     if not there.any():
         raise UsageError(f"--columns: {run.folder}: the column {name} has no values")
     at = iterations[there]
@@ -178,8 +176,7 @@ def mean_curve(
         return (*lines[0], (lines[0][1],) * 2)
     start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
     places = np.linspace(start, stop, _POINTS)
-    # Beyond a line's end, np.interp gives its last value.
-    heights = np.array([np.interp(places, x, y) for x, y in lines])
+    heights = np.array([np.interp(places, x, y) for x, y in lines])  # beyond the end: the last y
     return places, heights.mean(axis=0), bootstrap_interval(heights)
 
 

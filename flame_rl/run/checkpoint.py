@@ -115,8 +115,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _decode(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
-    # The format comes first: another one has other fields.
-    if (found := header.pop("format", None)) != FORMAT:
+    if (found := header.pop("format", None)) != FORMAT:  # first: another one has other fields
         raise WireError(f"written by another version of flame_rl, in format {found!s:.40}")
     tables, starts = {}, take_starts(arrays)
     for name, array in list(arrays.items()):
@@ -124,8 +123,7 @@ def _decode(body: memoryview) -> Checkpoint:
             tables[name.removeprefix(_TABLE)] = _read_table(arrays.pop(name))
         elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    # Older checkpoints have no mean return.
-    counts = {name: header.pop(name, None) for name in _COUNTS}
+    counts = {name: header.pop(name, None) for name in _COUNTS}  # older ones have no mean return
     totals = from_data(Totals, counts, starts=starts)
     return from_data(Checkpoint, header, totals=totals, learner=arrays, tables=tables)
 
@@ -263,8 +261,7 @@ class Checkpointer:
         spec, config = self._trainer.spec, self._trainer.config
         data = encode_checkpoint(state, score, spec, config, tables)
         with refused_by_the_disk(path):
-            # Without its parents: a run folder that was moved is not made again.
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(exist_ok=True)  # not its parents: a moved folder is not made again
             write_atomically(path, data)
 
 

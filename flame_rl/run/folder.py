@@ -93,8 +93,7 @@ def is_held(folder: Path) -> bool:
     """Whether a process is writing the run in this folder."""
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
-            # Only for a moment; `hold_folder` asks for it exclusively.
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # only for a moment
     except OSError as error:  # others: no such file, or a file system without locks
         return isinstance(error, BlockingIOError)
     return False

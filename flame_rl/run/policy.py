@@ -72,11 +72,9 @@ class Policy:
         """Say that the next observations are the first of these episodes, side by side. A policy
         with a memory must know; for another, noise that depends on earlier steps begins anew."""
         self._playing = episodes
-        # The policy acts for whole blocks of rows.
-        self._width = -(-episodes // ROW_BLOCK) * ROW_BLOCK
+        self._width = -(-episodes // ROW_BLOCK) * ROW_BLOCK  # whole blocks of rows
         self._states = self._policy.states(self._width)
-        # The noise of each episode's latest sampled action.
-        self._noise: list[np.ndarray | None] = [None] * episodes
+        self._noise: list[np.ndarray | None] = [None] * episodes  # of each one's latest action
 
     def act(self, observation: object, explore: bool = False, action_mask: object = None) -> Action:
         """The action for one observation; see `act_all`."""

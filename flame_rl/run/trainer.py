@@ -206,8 +206,7 @@ class Trainer:
         if not other and (different := folder.differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(changes)
-        # The run folder's own settings ask nothing of this Trainer.
-        trainer = cls(config, callback, stop, reports=True)
+        trainer = cls(config, callback, stop, reports=True)  # the run's own reports are void
         try:
             trainer._take_up(found, path, elsewhere=bool(other))
         except BaseException:

@@ -30,8 +30,7 @@ State = dict[str, np.ndarray]
 # Settings that say which layers a network has.
 _OF_NETWORKS = ("model", "hidden_sizes", "activation", "frame_stack", "memory", "memory_size")
 _OF_NETWORKS += ("shared_torso", "dueling", "layer_norm")
-# The running moments of a learner; see `Statistics` and `NormalizedObservations`.
-_OBSERVATIONS = "observations"
+_OBSERVATIONS = "observations"  # running moments; see `Statistics` and `NormalizedObservations`
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
 _PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
@@ -234,8 +233,7 @@ def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[
     unlike = {layer: another for layer in layers[-1:] if another}
     parts = (*first.values(), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts, unlike)
-    # Biases and the moments of returns may fit anything.
-    if not any(array.ndim > 1 for array in taken.values()):
+    if not any(array.ndim > 1 for array in taken.values()):  # biases may fit anything
         return [], left
     merged = new | taken
     for copy, source in sources.items():

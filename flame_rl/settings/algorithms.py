@@ -17,8 +17,7 @@ from flame_rl.system.errors import UsageError
 SHARED_LOSSES = ("policy", "value")  # the losses that every network with shared layers has
 
 LogStd = Annotated[float, checks.within(-20, 5)]
-# A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, checks.within(1e-6, 7)]
+SquashedStd = Annotated[float, checks.within(1e-6, 7)]  # a squashed policy clips the logarithm at 2
 UpdatesPerStep = Annotated[float, checks.within(0.001, 1000)]
 
 # The settings of each algorithm, by its name.
@@ -311,8 +310,7 @@ class A2CSettings(GeneralizedAdvantages, name="a2c"):
 class PPOSettings(GeneralizedAdvantages, name="ppo"):
     """Settings of proximal policy optimisation (Schulman et al. 2017)."""
 
-    # In an unknown environment runs are short, and smaller steps cost more than they gain.
-    learning_rate_decay: bool = False
+    learning_rate_decay: bool = False  # in an unknown environment runs are short
 
     minibatches: Count = 16
     max_kl: Positive = 0.1

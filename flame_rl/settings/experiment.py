@@ -36,8 +36,7 @@ ENVIRONMENTS = {
     "ant": "Ant-v5",
 }
 
-# Prefix of the name, in config.json, of an environment that a Python function makes.
-CALLABLE = "callable "
+CALLABLE = "callable "  # begins the name, in config.json, of an environment that a function makes
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,9 @@ from typing import Any
 
 Preset = dict[str, Any]
 
-# Updates begin after few episodes, however long they are.
-_SHORT_ITERATIONS = {"steps_per_iter": 2048}
+_SHORT_ITERATIONS = {"steps_per_iter": 2048}  # updates begin after few episodes, however long
 
-# A million env steps, as docs/learning measures them.
-_MILLION = {"iterations": 500, "steps_per_iter": 2000}
+_MILLION = {"iterations": 500, "steps_per_iter": 2000}  # env steps, as in docs/learning
 _MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000}
 _SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000}
 _DECAY = {"learning_rate_decay": True}  # step sizes fall to 0 at the end
@@ -49,8 +47,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
         "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.02},
         # Learns as much as with five value epochs, in half of the seconds of an update.
         "HalfCheetah-v5": {"value_epochs": 1},
-        # One value epoch is enough: its returns are soon predicted.
-        "Ant-v5": _SMALL_ACTIONS | {"value_epochs": 1},
+        "Ant-v5": _SMALL_ACTIONS | {"value_epochs": 1},  # its returns are soon predicted
     },
     "a2c": {
         "": _SHORT_ITERATIONS,
@@ -106,8 +103,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "td3": {
         "": WIDE_LAYERS,
-        # With the default delay and target noise, some episodes cost up to a third more.
-        "Pendulum-v1": _PENDULUM
+        "Pendulum-v1": _PENDULUM  # with the default delay and noise, some episodes cost a third more
         | {"learning_rate": 3e-3, "updates_per_step": 2.0, "tau": 0.01}
         | {"policy_delay": 1, "target_noise": 0.05},
     },
@@ -120,11 +116,9 @@ PRESETS: dict[str, dict[str, Preset]] = {
             "warm_up_steps": 2_000,
             "learning_rate": 7e-4,
             "value_learning_rate": 7e-4,
-            # 1 learns as much in the same time, 2 more in as many env steps; see docs/replay.md.
-            "updates_per_step": 2.0,
+            "updates_per_step": 2.0,  # 1 learns as much in the same time; see docs/replay.md
             "average_critics": True,  # with the smaller value, some seeds stayed in a slow gait
-            # From 1, the temperature takes thousands of steps to fall to the size of the rewards.
-            "initial_temperature": 0.1,
+            "initial_temperature": 0.1,  # from 1 it takes thousands of steps to fall that far
         },
         "Hopper-v5": _WALKING,
         "Walker2d-v5": _WALKING,

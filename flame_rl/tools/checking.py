@@ -39,8 +39,7 @@ FAR = 100.0  # numbers beyond it are far from the 1 that networks are made for
 _EPISODES = 100
 _MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
 _MOST_OF_CHECKER = 4
-# What Gymnasium's checker says of an observation of another dtype, too.
-_NOT_WITHIN = "not within the observation space"
+_NOT_WITHIN = "not within the observation space"  # also said of another dtype
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
 # Advice of Gymnasium's checker that is not needed: actions are scaled, observations normalised.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from flame_rl.learner.learner import Learner
 
 _OPSET = 17  # a version that runtimes of 2022 and later read
-# Greatest difference relative to the greatest output; float32 rounds at 6e-8 per operation.
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-4  # relative to the greatest output; float32 rounds at 6e-8 per operation
 _CHECK_ROWS = 1024
 
 
@@ -141,8 +140,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
     inputs, mask, seen = {"observation": observations.astype(np.float32)}, None, {}
     if choices:
         masks = generator.integers(0, 2, (_CHECK_ROWS, sum(choices)), np.int8)
-        # At least one choice of each factor.
-        masks[:, np.cumsum(choices) - choices + generator.integers(0, choices)] = 1
+        masks[:, np.cumsum(choices) - choices + generator.integers(0, choices)] = 1  # one a factor
         inputs[ACTION_MASK], seen[ACTION_MASKS] = masks, pack_masks(masks)
         mask = torch.from_numpy(masks)
     output = torch.from_numpy(policy.forward(inputs["observation"]))
@@ -180,8 +178,7 @@ def _difference(
             np.where(each == np.float32(FORBIDDEN_LOGIT), 0, each)
             for each in (left, right.astype(np.float32))
         )
-        # A mean of returns that cancel out is as exact as these returns are.
-        means = "support" in arrays and name != "logits"
+        means = "support" in arrays and name != "logits"  # sums of returns may cancel out
         greatest = np.abs(arrays["support"] if means else right).max()
         differences.append(np.abs(left - right).max() / (greatest or 1.0))
     return float(np.max(differences))  # unlike max, np.max does not lose what is not a number

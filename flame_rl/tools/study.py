@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 _STUDY_NAME = "study.json"
 MAY_CHANGE = ("--trials", "--finalists")  # what flags may change of a resumed study
-# A run of the final is this many times as long as a trial, by default, and evaluated at its end.
-_LONGER = 4
+_LONGER = 4  # a run of the final is this many times as long as a trial, by default
 _EPISODES = 100
 _ONLY_AT_THE_END = 1_000_000
 
@@ -46,8 +45,7 @@ class Span:
     log: bool = False
 
 
-# A range, or some values in words of a command line; and a value that is chosen from one.
-Range = Span | tuple[str, ...]
+Range = Span | tuple[str, ...]  # or some values in words of a command line
 Value = int | float | str
 
 RANGES: dict[str, Range] = {
@@ -195,8 +193,7 @@ class Search:
             words += [flag(name), *str(value).split()]
         if not final:
             return words
-        # Runs of the final are all as long.
-        words = without(words, ("--env-steps", "--seed", "--stop-at"))
+        words = without(words, ("--env-steps", "--seed", "--stop-at"))  # finals are as long
         words += ["--env-steps", str(self.final_env_steps)]
         if not self.config.experiment.evaluate_every:
             words = without(words, ("--evaluate-every",))

@@ -48,8 +48,7 @@ _LEAST_TRIALS = 10  # below it, what seems to matter is chance
 _MISTAKE = 2  # the exit code of a mistake in the command
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _BEGUN = (*_FINISHED, TrialState.RUNNING)
-# Of parts of Optuna that are used here.
-warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of what is used here
 
 
 class Final(NamedTuple):
@@ -66,8 +65,7 @@ def open_study(search: Search) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-            # A last line without its end, of a process that died.
-            os.truncate(path, data.rfind(b"\n") + 1)
+            os.truncate(path, data.rfind(b"\n") + 1)  # what a killed process left
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))),
             study_name="flame-rl",

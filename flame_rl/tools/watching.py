@@ -30,8 +30,7 @@ from flame_rl.wire import messages
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
-# Pictures per second of an environment that does not say, and the most that viewers of GIF play.
-_FPS, _GIF_FPS = 30, 50
+_FPS, _GIF_FPS = 30, 50  # pictures per second: by default, and the most of a GIF
 _GIF_WIDTH = 320  # in pixels: a GIF is in memory until it is closed
 _OPENGL = (
     "MuJoCo draws with OpenGL. Without a display, on Debian or Ubuntu: "
