@@ -103,7 +103,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "td3": {
         "": WIDE_LAYERS,
-        "Pendulum-v1": _PENDULUM  # with the default delay and noise, some episodes cost a third more
+        "Pendulum-v1": _PENDULUM  # by default delay and noise, some episodes cost a third more
         | {"learning_rate": 3e-3, "updates_per_step": 2.0, "tau": 0.01}
         | {"policy_delay": 1, "target_noise": 0.05},
     },
