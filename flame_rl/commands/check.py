@@ -41,8 +41,7 @@ class CheckFlags:
 
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
-    options = {"command": "check", "description": DESCRIPTION, "extra": CheckFlags}
-    config, command = parse(arguments, **options)
+    config, command = parse(arguments, command="check", description=DESCRIPTION, extra=CheckFlags)
     from flame_rl.backends.select import is_distributed, local_workers
     from flame_rl.tools.checking import examine, findings
 

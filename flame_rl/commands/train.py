@@ -66,9 +66,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
-        raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
-        )
+        raise UsageError(f"--iterations: the run ends by --env-steps {until}; set that instead")
     return given
 
 

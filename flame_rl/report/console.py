@@ -66,10 +66,8 @@ class ConsoleReporter:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
             loss = f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
-            self.say(
-                f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
-                f"Loss: {loss}"
-            )
+            done = f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f}"
+            self.say(f"{done} | Loss: {loss}")
             if self._unsaid:
                 self.say(self._unsaid)
                 self._unsaid = ""
@@ -110,10 +108,10 @@ class ConsoleReporter:
             if not episodes:
                 limit = self._spec.time_limit
                 length = "no time limit" if limit is None else f"a limit of {limit:,} steps"
-                self.say(
-                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended; "
-                    f"they have {length} (see --max-episode-steps)"
+                played = (
+                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended"
                 )
+                self.say(f"{played}; they have {length} (see --max-episode-steps)")
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
             self.say(f"  {text}, {duration_in_words(now - self._began)} since the start")
@@ -151,10 +149,8 @@ class ConsoleReporter:
         if self._retries:
             lines.append(f"  Tasks sent again: {self._retries}")
         if self._undone:
-            lines.append(
-                f"  Updates undone: {self._undone}; however small a part, it went beyond --max-kl "
-                "(try a smaller --learning-rate, or a greater --initial-log-std)"
-            )
+            remedy = "a smaller --learning-rate or greater --initial-log-std"
+            lines.append(f"  Updates undone: {self._undone}, all beyond --max-kl (try {remedy})")
         if last and last.losses.get("gradient_steps") == 0:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:

@@ -16,8 +16,6 @@ RULE = "=" * 60
 FEW_UPDATES = 20  # a policy gradient moves a policy only so far in an update
 _SHOWN = 6  # parts of an observation, or of an action, that are named
 
-Rows = dict[str, object]
-
 
 def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals) -> str:
     """The text; `done` are the totals of a resumed run when it starts again."""
@@ -30,11 +28,13 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     hindsight = getattr(config.algorithm, "hindsight", "none") != "none"
     masks = "" if experiment.action_mask else "ignored"
     if spec.masked:
-        masks = (
-            f'{spec.action_mask}["action_mask"]; what they forbid is never chosen '
-            "(--no-action-mask ignores them)"
-        )
-    rows: Rows = {
+        masks = f'{spec.action_mask}["action_mask"], obeyed (--no-action-mask ignores them)'
+    device = "cpu"
+    if config.execution.device == "cuda":
+        import torch  # which the run has imported
+
+        device = f"{torch.cuda.get_device_name()} (cuda)"
+    rows: dict[str, object] = {
         "Environment": spec.env_id,
         "Observation dim": spec.observation_dim if vector else "",  # for programs that read it
         "Observation": "" if vector else f"{observed(spec)}{alone}",
@@ -43,7 +43,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         "Actions": acted(spec),
         "Action masks": masks,
         "Goals": "" if hindsight else checks.about_goals(spec),
-        "Device": _device(config),
+        "Device": device,
         "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
         "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
         "Time limit": "none" if limit is None else f"{limit:,} steps",
@@ -62,15 +62,6 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     return "\n".join([title, "", "Configuration:", *shown, "", start])
 
 
-def _device(config: TrainConfig) -> str:
-    """Where networks learn: cpu, or the name of the graphics card."""
-    if config.execution.device != "cuda":
-        return "cpu"
-    import torch  # which the run has imported
-
-    return f"{torch.cuda.get_device_name()} (cuda)"
-
-
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:
     """That the run ended by --stop-at."""
     return f"the mean return {totals.mean_return:.1f} reached --stop-at {experiment.stop_at:g}"
@@ -82,25 +73,22 @@ def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool)
     where = "in each executor" if distributed else f"in each of {workers} processes"
     if not distributed and workers < 2:
         where = "in a process" if workers else "in this process"
-    if slots is None:
-        return f"in a fast simulator {where}"
-    return f"at most {max(1, slots // spec.agent_count)} {where}"
+    number = "in a fast simulator" if slots is None else f"at most {slots // spec.agent_count or 1}"
+    return f"{number} {where}"
 
 
-def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
+def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
     """How many iterations, episodes and env steps there are."""
     experiment, most = config.experiment, checks.most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
-    rows: Rows = {}
+    rows: dict[str, object] = {}
     if experiment.env_steps is None:
         rows["Training iterations"] = iterations
     if steps is not None:
         parts, total = "in whole episodes", f"about {most:,}"
         if (cut := checks.fragment_steps(config, spec)) is not None:
-            parts = (
-                f"in fragments of episodes, of at most {cut} steps; returns and lengths are those "
-                "of fragments, whole_return that of episodes (--fragment-steps 0: whole episodes)"
-            )
+            parts = f"in fragments of at most {cut} steps, of which returns and lengths are; "
+            parts += "whole_return is of episodes (--fragment-steps 0: whole episodes)"
         rows["Steps per iteration"] = f"{steps}, {parts}"
     else:
         episodes = experiment.episodes_per_iter * spec.agent_count

@@ -82,7 +82,7 @@ def read_run(folder: Path) -> Run:
     """Read a run's files. Raises UsageError as `_read` does, or if no iteration was finished."""
     config, metrics, timing, evaluations = _read(folder)
     # A run that was killed may have one row more in metrics.csv than in timing.csv.
-    count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
+    count = min(len(table.get("iteration", ())) for table in (metrics, timing))
     if count == 0:
         raise UsageError(f"{folder}: no iteration was finished; its tables have no rows")
     steps, returns = (np.array(metrics[name][:count]) for name in ("env_steps", "reward_mean"))
@@ -136,15 +136,13 @@ def _with_column(run: Run, column: str) -> Run:
         if not table:
             raise UsageError(f"--columns: {run.folder} has no evaluations (--evaluate-every)")
     if name not in table:
-        raise UsageError(
-            f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"
-        )
-    values, iterations = np.array(table[name]), np.array(table["iteration"], np.int64)
-    there = np.isfinite(values) & (iterations < len(run.values))  # a warm-up has no loss
+        raise UsageError(f"--columns: {run.folder} has no {name!r}; it has {', '.join(table)}")
+    values, at = np.array(table[name]), np.array(table["iteration"], np.int64)
+    there = np.isfinite(values) & (at < len(run.values))  # a warm-up has no loss
     if not there.any():
         raise UsageError(f"--columns: {run.folder}: the column {name} has no values")
-    at = iterations[there]
-    return replace(run, values=values[there], env_steps=run.env_steps[at], seconds=run.seconds[at])
+    values, at = values[there], at[there]
+    return replace(run, values=values, env_steps=run.env_steps[at], seconds=run.seconds[at])
 
 
 def window_of(settings: Sequence[Setting]) -> float:
@@ -214,8 +212,7 @@ def compare(settings: list[Setting]) -> str:
         low, high = mean_interval(scores)
         interval = "-" if low is None else f"{low:,.1f} to {high:,.1f}"
         of = "training" if setting.column == "reward_mean" else setting.column
-        mean = float(scores.mean())
-        rows.append((setting.env, setting.name, of, len(scores), mean, interval))
+        rows.append((setting.env, setting.name, of, len(scores), float(scores.mean()), interval))
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
 
 

@@ -49,15 +49,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint(RunState):
-    """Everything that a run needs to resume.
-
-    Attributes:
-        score: the last iteration's mean return, or the best's; None in a file of `Trainer.save`.
-        spec: describes the environment, so that the networks can be made without it.
-        config: `TrainConfig.to_data`.
-        versions: see `library_versions`.
-        tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
-    """
+    """Everything that a run needs to resume. `score` is the mean return of the last iteration, or
+    of the best; `spec` describes the environment, so that the networks can be made without it;
+    `tables` has the text of the CSV files, by name. A file of `Trainer.save` has no score and no
+    tables."""
 
     score: Number | None
     spec: EnvironmentSpec

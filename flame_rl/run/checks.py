@@ -103,7 +103,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
-        own = f"{env} has a time limit of {limit} in its own code; change it there"
+        own = f"{env} has a time limit of {limit} steps in its own code; change it there"
         warnings.append(f"--max-episode-steps: {wanted} has no effect: {own}")
     if experiment.evaluate_every is not None and limit is None:
         never = "without exploration an episode may never end; --max-episode-steps sets one"

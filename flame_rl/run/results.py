@@ -103,15 +103,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured times and traffic of an iteration; they differ from run to run.
-
-    Attributes:
-        collecting, updating, evaluating: seconds; with `overlap`, collecting may begin earlier.
-        waiting: seconds in which this process had nothing to do while episodes were collected.
-        env_steps_per_second: of all workers together, by the seconds that collecting took.
-        bytes_out, bytes_in: to the workers and from them.
-        retries, dropped: tasks that were sent again, and answers that came too late.
-    """
+    """Measured times and traffic of an iteration; they differ from run to run: the seconds of
+    collecting (with `overlap` it may begin earlier), updating, evaluating, and `waiting`, in which
+    this process had nothing to do; env steps per second of collecting, of all workers; bytes to
+    the workers and from them; tasks that were sent again, and answers that came too late."""
 
     collecting: float
     updating: float

@@ -188,6 +188,9 @@ class TrainConfig:
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
+            for name, kind in kinds.items():
+                for unknown in values[name].keys() - set(names_of(kind)):
+                    raise ValueError(f"{unknown}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(

@@ -41,7 +41,7 @@ _MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
 _MOST_OF_CHECKER = 4
 _NOT_WITHIN = "not within the observation space"  # also said of another dtype
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
-# Advice of Gymnasium's checker that is not needed: actions are scaled, observations normalised.
+# Advice of Gymnasium's checker that is not needed: actions are scaled; observations may be beyond.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
@@ -351,8 +351,8 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
     advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
-    both = ((True, problems), (False, advice))
-    return [Finding(problem, *each) for problem, texts in both for each in texts if each[1]]
+    found = [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
+    return [each for each in found if each.text]
 
 
 def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -384,21 +384,15 @@ def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
     if far := played["far"]:
         name, value = far[0]
         text = f"{len(far)} of the numbers go beyond {FAR:.0f}, {name} up to {value:,.0f}: "
-        text += (
-            "--normalize-observations True where the algorithm has it, or a --wrapper of your own"
-        )
+        text += "--normalize-observations True where the algorithm has it, or a --wrapper"
         yield "observations", text
     rewards = played["rewards"]
     largest = max(abs(rewards["least"]), abs(rewards["most"]))
     if not largest:
-        text = (
-            f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
-        )
-        text += "begins like one: reward what leads there (--reward), or let episodes begin nearer"
+        text = f"a random policy got no reward but 0 in {rewards['count']:,} steps, as exploration "
+        text += "begins: reward what leads there (--reward), or let episodes begin nearer"
         yield "rewards", text
     elif largest > FAR:
-        text = (
-            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or scale "
-        )
-        text += "it in a --wrapper of your own (gymnasium.wrappers.TransformReward)"
+        text = f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or a "
+        text += "--wrapper that scales it (gymnasium.wrappers.TransformReward)"
         yield "rewards", text

@@ -32,8 +32,7 @@ _CHECK_ROWS = 1024
 
 
 class ExportedPolicy(nn.Module):
-    """A policy as other programs use it: [B, D] -> the outputs that docs/training.md lists.
-    `snapshot`: the same policy for actors. `outputs`: the names of its outputs, in order."""
+    """A policy as other programs use it: [B, D] -> `outputs`, by the names of docs/training.md."""
 
     def __init__(
         self, policy: nn.Module, snapshot: PolicySnapshot, first: nn.Module | None = None

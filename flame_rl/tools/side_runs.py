@@ -137,8 +137,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
     if any(run.row() for run in runs):
         quoted = shlex.quote(str(shown))
-        plot, runs_ = typed(f"plot {quoted}"), typed(f"runs {quoted}")
-        say(f"Compare them:\n  {plot}\n  {runs_}")
+        say(f"Compare them:\n  {typed(f'plot {quoted}')}\n  {typed(f'runs {quoted}')}")
     if stop.is_set():
         words = [*without(arguments, ("--output",)), "--output", str(shown)]
         say(f"The same command goes on with each:\n  {typed(shlex.join(words))}")
@@ -148,9 +147,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
 
 def exit_code(codes: Sequence[int]) -> int:
     """The exit code of several runs with these: that of a mistake only if all made it."""
-    if not any(codes):
-        return 0
-    return 2 if set(codes) == {2} else 1
+    return 2 if set(codes) == {2} else int(any(codes))
 
 
 def share_of(workers: int | None, at_once: int) -> int:

@@ -137,15 +137,9 @@ class Study(TuneFlags):
 
 @dataclass(frozen=True)
 class Search:
-    """A study and what follows from it.
-
-    Attributes:
-        folder: of the study, which this process holds.
-        study: what study.json holds.
-        config: of the first trial.
-        ranges: of the settings that are searched, by field.
-        words: of every trial, without those settings.
-    """
+    """A study in a folder that this process holds, and what follows from it: the configuration of
+    its first trial, the ranges of the settings that are searched, by field, and the words of every
+    trial without these."""
 
     folder: Path
     study: Study
