@@ -27,9 +27,7 @@ def import_command(name: str) -> Callable[[Sequence[str]], int | None]:
     if name not in COMMANDS:
         from flame_rl.settings.checks import did_you_mean
 
-        there = f"there are {', '.join(COMMANDS)}."
-        raise UsageError(
-            f"{name}: no command; {did_you_mean(name, COMMANDS, there)} Without one, training: "
-            f"{typed('--env ant')}"
-        )
+        meant = did_you_mean(name, COMMANDS, f"there are {', '.join(COMMANDS)}.")
+        training = f"Without one, training: {typed('--env ant')}"
+        raise UsageError(f"{name}: no command; {meant} {training}")
     return getattr(importlib.import_module(f"flame_rl.commands.{name}"), name)

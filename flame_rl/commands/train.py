@@ -192,10 +192,8 @@ def train_and_report(
         pass
     except BaseException as error:
         if isinstance(error, RunError) and error.episode is not None:
-            error.add_note(
-                "This command collects that episode alone, in one process:\n"
-                f"  {typed(f'--resume {shlex.quote(str(shown))} --reproduce {error.episode}')}"
-            )
+            words = typed(f"--resume {shlex.quote(str(shown))} --reproduce {error.episode}")
+            error.add_note(f"This command collects that episode alone, in one process:\n  {words}")
         try:
             save()
         except RunError as another:

@@ -45,9 +45,8 @@ def tune(arguments: Sequence[str]) -> int:
     else:
         flags = flags_of(arguments)
         if more := [name for name in flags if name not in ("--resume", *MAY_CHANGE)]:
-            raise UsageError(
-                f"{more[0]}: a resumed study has its own; {' and '.join(MAY_CHANGE)} may change"
-            )
+            free = " and ".join(MAY_CHANGE)
+            raise UsageError(f"{more[0]}: a resumed study has its own; {free} may change")
         changed = {name[2:]: getattr(given, name[2:]) for name in MAY_CHANGE if name in flags}
         study = replace(Study.read(resumed), **changed)
         config = parse(study.words)[0].changed(output=resumed)
@@ -59,18 +58,14 @@ def tune(arguments: Sequence[str]) -> int:
         if resumed is None:
             # A command that was refused has left no trials.
             if any(folder.glob("trial-*/")):
-                raise UsageError(
-                    f"--output: {shown} holds another study; name a new folder, or go on with "
-                    f"--resume {shown}"
-                )
+                remedy = f"name a new folder, or go on with --resume {shown}"
+                raise UsageError(f"--output: {shown} holds another study; {remedy}")
             (folder / TRIALS_NAME).unlink(missing_ok=True)
             study = replace(study, search=study.search or with_effect(search, stop))
         search = Search.of(study, config, shown)
         study.write(folder)
-        final = (
-            f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
-            f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
-        )
+        final = f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
+        final += f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
         say(
             f"Study {shown}: {study.trials} trials of {config.experiment.env_steps:,} env steps, "
             f"{study.parallel} side by side{final if study.finalists else ''}\n"
@@ -92,10 +87,8 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     names = [name.replace("_", " ") for name in search.ranges]
     left = best and len(finals) < min(study.finalists, len(best))
     if len(trials) < study.trials or left or any(None in each.scores for each in finals):
-        say(
-            f"\nSaved after {len(trials)} trials; go on with:\n"
-            f"  {typed(f'tune --resume {shlex.quote(str(folder))}', 'tune')}"
-        )
+        words = typed(f"tune --resume {shlex.quote(str(folder))}", "tune")
+        say(f"\nSaved after {len(trials)} trials; go on with:\n  {words}")
     if not best:
         return
 
@@ -117,10 +110,9 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     if finals:
         header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *names)
         rows = [(str(e.trial.number), e.mean, *e.scores, *values(e.trial)) for e in finals]
-        say(
-            f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "
-            f"the last policy without exploration:\n\n{grid(header, rows)}\n"
-        )
+        scores = "the scores are mean returns of the last policy without exploration"
+        each = f"Final, each for {search.final_env_steps:,} env steps"
+        say(f"{each}; {scores}:\n\n{grid(header, rows)}\n")
     chosen = best[0]
     if ranked := [each for each in finals if each.mean is not None]:
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]

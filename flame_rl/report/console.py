@@ -108,10 +108,8 @@ class ConsoleReporter:
             if not episodes:
                 limit = self._spec.time_limit
                 length = "no time limit" if limit is None else f"a limit of {limit:,} steps"
-                played = (
-                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended"
-                )
-                self.say(f"{played}; they have {length} (see --max-episode-steps)")
+                played = f"After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended"
+                self.say(f"  {played}; they have {length} (see --max-episode-steps)")
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
             self.say(f"  {text}, {duration_in_words(now - self._began)} since the start")

@@ -162,10 +162,8 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
         else:
             used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
             return checkpoint, [f"{damage}; {used}" for damage in damaged]
-    hint = (
-        f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run that "
-        f"has saved one, or take the version of flame_rl that {STARTS_NAME} names"
-    )
+    remedy = f"name a run that has saved one, or take the version of flame_rl in {STARTS_NAME}"
+    hint = f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}"
     raise UsageError("\n".join([hint, *damaged]))
 
 

@@ -111,10 +111,9 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
     if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
-        warnings.append(
-            f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "
-            f"has about {most:,} at most: it would learn nothing; choose fewer, or a longer run"
-        )
+        has = f"and the run has about {most:,} at most: choose fewer, or a longer run"
+        text = f"{warm_up:,} env steps before the first gradient step, {has}"
+        warnings.append(f"--warm-up-steps: {text}")
     space = spec.action_space
     if isinstance(space, spaces.Box) and not (bounded := has_bounds(space)).all():
         effect = f"the actions of {algorithm.title} never leave -1 to 1"
@@ -126,10 +125,10 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "which actions are scaled, or a wrapper (gymnasium.wrappers.TransformAction)"
         )
     if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
-        warnings.append(
-            f"the action space of {env}: {choices:,} choices, each with an output of its own, take "
-            "minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
+        remedy = (
+            "take minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
         )
+        warnings.append(f"the action space of {env}: {choices:,} choices {remedy}")
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start
         axes = len(box.shape) if isinstance(box, spaces.Box) else 0
@@ -157,18 +156,16 @@ def own_networks() -> Iterator[None]:
         raise
     except Exception as error:
         if "failed to map segment" in str(error):
-            raise UsageError(
-                f"torch cannot be loaded: {error}; let it have 3.5 GB of address space (ulimit -v)"
-            ) from error
+            remedy = "let it have 3.5 GB of address space (ulimit -v)"
+            raise UsageError(f"torch cannot be loaded: {error}; {remedy}") from error
         module = getattr(error, "obj", None)  # of an AttributeError
         if isinstance(error, ImportError):
             module = sys.modules.get(error.name)
         # See flame_rl.learner.own_model.
         if getattr(module, "__name__", "") in ("model", getattr(module, "__file__", None)):
-            raise UsageError(
-                f"{module.__file__}: {error}. This file is found before the networks of flame_rl, "
-                "its model.py: begin with a copy of that one, or give this file another name"
-            ) from error
+            text = "This file is found before the networks of flame_rl, its model.py: begin with a "
+            text += "copy of that one, or give this file another name"
+            raise UsageError(f"{module.__file__}: {error}. {text}") from error
         lines = [
             f"{frame.f_code.co_filename}, line {number}"
             for frame, number in walk_tb(error.__traceback__)

@@ -193,10 +193,8 @@ def _lies_in(folder: Path, place: str | Path, path: Path) -> bool:
 
 
 def _untrusted(folder: Path, what: str) -> UsageError:
-    return UsageError(
-        f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
-        "--trust (trust=True in Python) if you trust it"
-    )
+    remedy = "read it, and give --trust (trust=True in Python) if you trust it"
+    return UsageError(f"{folder}: {what} lies in the run folder and would be run; {remedy}")
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:

@@ -102,10 +102,8 @@ class Policy:
         policy, count = self._policy, len(observations)
         if policy.remembers and count != self._playing:
             begun = f"{self._playing} had begun" if self._playing else "none has begun"
-            raise ValueError(
-                f"episode: {begun}, and {count} are observed; call begin whenever environments are "
-                "reset, as this policy remembers what it observed"
-            )
+            remedy = "call begin whenever environments are reset: this policy has a memory"
+            raise ValueError(f"episode: {begun}, and {count} are observed; {remedy}")
         if count != len(self._noise):
             self.begin(count)
         rows = np.zeros((self._width, policy.observation_dim), self._dtype)
@@ -121,10 +119,9 @@ class Policy:
         """The masks of `count` observations as the policy's head takes them."""
         given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
         if given != (wanted := count if self.spec.masked else 0):
-            raise ValueError(
-                f"action_mask: {given} for {count} observations; this policy was trained "
-                f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
-            )
+            how = f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
+            text = f"{given} for {count} observations; this policy was trained {how}"
+            raise ValueError(f"action_mask: {text}")
         if not given:
             return {}
         allowed = np.ones((self._width, sum(choices_of(space))), np.uint8)

@@ -164,10 +164,8 @@ def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
     if low <= following <= high:
         return ""
     name, end = ("lowest", low) if following < low else ("highest", high)
-    return (
-        f"--{name}-return: values have reached {end:g}, the last atom of C51; begin again with one "
-        "as far as discounted returns go, at most a step's reward divided by 1 - gamma"
-    )
+    remedy = "begin again with one as far as returns go, at most a step's reward / (1 - gamma)"
+    return f"--{name}-return: values have reached {end:g}, the last atom of C51; {remedy}"
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:

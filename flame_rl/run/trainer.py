@@ -92,10 +92,8 @@ class Trainer:
             _refuse_reports(vars(config.output))
         env, name = config.experiment.env, config.experiment.env_name
         if name.startswith(CALLABLE) and isinstance(env, str):
-            raise UsageError(
-                f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
-                "environments; only Python can pass it: Trainer.load(path, env=…)"
-            )
+            made = f"the function {name.removeprefix(CALLABLE)} made this run's environments"
+            raise UsageError(f"--env: {made}; only Python can pass it: Trainer.load(path, env=…)")
         checks.refuse_impossible_sizes(config)
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
         self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
@@ -228,10 +226,8 @@ class Trainer:
         newest, damaged = found or checkpoint.find_checkpoint(path)
         if different := folder.differences(TrainConfig.from_data(newest.config), self.config):
             file = folder.run_of(path) / folder.CONFIG_NAME
-            raise UsageError(
-                f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
-                "run's values back, or begin a new run"
-            )
+            text = f"{file} is not that of the run's checkpoint: {different}. Write the run's"
+            raise UsageError(f"--resume: {text} values back, or begin a new run")
         self._take_up(newest, path)
         self.warnings += damaged + transfer.what_differs(newest, self.config)
 
@@ -259,9 +255,8 @@ class Trainer:
             why = f"all {getattr(experiment, name)} are done"
             if results.reached(experiment, self.totals):
                 name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
-            raise UsageError(
-                f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
-            )
+            more = f"save(path), then Trainer.load(path, {name}=…), goes on"
+            raise UsageError(f"{flag(name)}: {why}; {more}")
         self._refuse_if_closed()
         if self.stop.is_set():
             raise Interrupted

@@ -45,9 +45,8 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     try:
         learner.load_state_dict(checkpoint.learner)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"the checkpoint in {path} does not fit the network in model.py: {error}"
-        ) from error
+        text = f"the checkpoint in {path} does not fit the network in model.py"
+        raise UsageError(f"{text}: {error}") from error
 
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
@@ -58,10 +57,8 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         warnings.append("with another end of the run, the learning rates or sample weights change")
     then, device = saved.execution.device, config.execution.device
     if then != device:
-        warnings.append(
-            f"the run learned with --device {then}, and goes on with --device {device}: results "
-            "differ from now on"
-        )
+        devices = f"the run learned with --device {then}, and goes on with --device {device}"
+        warnings.append(f"{devices}: results differ from now on")
     here = library_versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
@@ -86,10 +83,9 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec) -> None
     for name, form in forms.items():
         then, now = getattr(trained, name), getattr(here, name)
         if form(then) != form(now):
-            raise UsageError(
-                f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
-                f"of {here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
-            )
+            text = f"{name} of {trained.env_id}, where the policy was trained, is {then}, and of "
+            text += f"{here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
+            raise UsageError(f"--env: {text}")
 
 
 def form_of(space: spaces.Space) -> object:
@@ -126,26 +122,21 @@ def begin_from(
     source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.totals.iterations} iterations"
     digest = arrays_digest(checkpoint.learner)
     if config.experiment.from_digest not in (None, digest):
-        raise UsageError(
-            f"--from: {path} has gone on or was replaced: the SHA-256 of its state is {digest}, "
-            f"not {config.experiment.from_digest}; name the checkpoint that the run began with"
-        )
+        text = f"has gone on or was replaced: its SHA-256 is {digest}, not"
+        text += f" {config.experiment.from_digest}; name the checkpoint that the run began with"
+        raise UsageError(f"--from: {path} {text}")
     then, now = output_of(old, checkpoint.spec), output_of(config, spec)
     another = "" if then == now else f"gives {then} there and {now} here"
     parts, left = take(learner, checkpoint.learner, another)
     if not parts:
-        raise UsageError(
-            f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
-            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso)"
-        )
+        text = f"nothing of {path}, {source}, fits these networks: {'; '.join(left)}. Give the"
+        raise UsageError(f"--from: {text} ones it has (--hidden-sizes, --memory, --shared-torso)")
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
-        warnings.append(
-            f"--from: {path} normalises observations, and this run does not: "
-            f"--normalize-observations True, where {config.algorithm_name} has it"
-        )
+        remedy = f"--normalize-observations True, where {config.algorithm_name} has it"
+        warnings.append(f"--from: {path} normalises observations, and this run does not: {remedy}")
     return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
 
 

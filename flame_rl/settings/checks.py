@@ -153,6 +153,5 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
 def name_is_taken(name: str) -> UsageError:
     """The error of an entry of info that has the name of another column."""
-    return UsageError(
-        f"--reward-parts, --outcomes: {name!r} is another column of metrics.csv; rename it in info"
-    )
+    remedy = "is another column of metrics.csv; rename it in info"
+    return UsageError(f"--reward-parts, --outcomes: {name!r} {remedy}")

@@ -193,9 +193,8 @@ class TrainConfig:
                     raise ValueError(f"{unknown}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"config.json: not a configuration that this version can read: {error}"
-            ) from error
+            text = "config.json: not a configuration that this version can read"
+            raise UsageError(f"{text}: {error}") from error
 
     def to_json(self) -> str:
         """The text of config.json: all settings, as training uses them."""

@@ -189,9 +189,8 @@ def keyword_texts(given: Any) -> Any:
     try:
         return tuple(f"{name}={_written(_plain(given[name]))}" for name in sorted(given))
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"--env-kwargs: numbers, texts, and lists, tuples and dictionaries of them: {error}"
-        ) from error
+        what = "numbers, texts, and lists, tuples and dictionaries of them"
+        raise UsageError(f"--env-kwargs: {what}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

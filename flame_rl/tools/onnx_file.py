@@ -151,10 +151,9 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
     difference = _difference(got, expected, snapshot.head.arrays)
     # Not "greater than": what is not a number must not pass.
     if not difference <= _TOLERANCE:
-        raise RunError(
-            f"the exported policy differs from this one by {difference:.2g}; nothing was written. "
-            "The torch module of a layer may not compute what its class in flame_rl/nets/ does"
-        )
+        text = f"the exported policy differs from this one by {difference:.2g}; nothing was written"
+        text += ". A layer's torch module may not compute what its class in flame_rl/nets/ does"
+        raise RunError(text)
     return difference
 
 

@@ -82,16 +82,13 @@ def open_study(search: Search) -> optuna.Study:
     except OSError:
         raise
     except Exception as error:  # Optuna has no errors of its own for a damaged file
-        raise UsageError(
-            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another"
-        ) from error
+        text = f"no trials of this study ({type(error).__name__}: {error}); begin another"
+        raise UsageError(f"{path}: {text}") from error
     began = study.user_attrs.get(_BEGAN, fixed)
     if changed := [name for name in fixed if fixed[name] != began[name]]:
         name = changed[0]
-        raise UsageError(
-            f"--resume: study.json has the {name} {fixed[name]}, and the study began with "
-            f"{began[name]}; write it back, or begin another study"
-        )
+        text = f"study.json has the {name} {fixed[name]}, and the study began with {began[name]}"
+        raise UsageError(f"--resume: {text}; write it back, or begin another study")
     return study
 
 

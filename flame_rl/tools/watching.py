@@ -136,10 +136,8 @@ def _picture(env: Any) -> np.ndarray:
     except (Exception, SystemExit) as error:
         raise _cannot_draw(error) from error
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise UsageError(
-            f"render returned {picture.dtype} {picture.shape}, where 'rgb_array' promises a "
-            "picture, uint8 (height, width, 3)"
-        )
+        promised = "where 'rgb_array' promises a picture, uint8 (height, width, 3)"
+        raise UsageError(f"render returned {picture.dtype} {picture.shape}, {promised}")
     return picture
 
 
@@ -200,6 +198,5 @@ def _find_opengl() -> None:
         context.free()
     # A missing library shows as ImportError, AttributeError or an error of OpenGL.
     except Exception as error:
-        raise UsageError(
-            f"no OpenGL is found (MUJOCO_GL={name}: {type(error).__name__}: {error}). {_OPENGL}"
-        ) from error
+        why = f"MUJOCO_GL={name}: {type(error).__name__}: {error}"
+        raise UsageError(f"no OpenGL is found ({why}). {_OPENGL}") from error
