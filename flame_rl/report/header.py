@@ -68,7 +68,6 @@ def reached_in_words(experiment: Experiment, totals: Totals) -> str:
 
 
 def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
-    """How many environments each process holds."""
     slots, workers = config.execution.slots, local_workers(config)
     where = "in each executor" if distributed else f"in each of {workers} processes"
     if not distributed and workers < 2:
@@ -154,7 +153,6 @@ def observed(spec: EnvironmentSpec) -> str:
 
 
 def _choice(space: spaces.Space) -> str:
-    """A space of choices."""
     if isinstance(space, spaces.Discrete):
         return f"one of {space.n:,} choices"
     if isinstance(space, spaces.MultiDiscrete):

@@ -125,10 +125,9 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "which actions are scaled, or a wrapper (gymnasium.wrappers.TransformAction)"
         )
     if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
-        remedy = (
-            "take minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
-        )
-        warnings.append(f"the action space of {env}: {choices:,} choices {remedy}")
+        remedy = "make it a MultiDiscrete, or a Box that a wrapper rounds"
+        slow = f"{choices:,} choices take minutes an iteration"
+        warnings.append(f"the action space of {env}: {slow}; {remedy}")
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start
         axes = len(box.shape) if isinstance(box, spaces.Box) else 0

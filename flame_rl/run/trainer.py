@@ -303,8 +303,7 @@ class Trainer:
         """Evaluate the policy in that many episodes, which it does not learn from.
 
         Args:
-            explore: whether to sample actions as in training; otherwise each action is the policy's
-                mean, or the choice that is likeliest or worth most.
+            explore: whether to sample actions as in training; see `Policy.act_all`.
             seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
@@ -335,8 +334,8 @@ class Trainer:
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:
-        """Say that the next observation for `compute_action` is an episode's first. A policy with
-        memory must know; for another, only noise that depends on the step before begins anew."""
+        """Say that the next observation for `compute_action` is an episode's first; see
+        `Policy.begin`."""
         self._latest_policy().begin()
 
     def compute_action(
@@ -404,8 +403,7 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
     stem = env_id = re.sub(r"[^\w.]+", "-", name).strip("-")
     for number in itertools.count(2):
         spec = EnvSpec(env_id, entry_point)
-        # In one step, because other threads may register theirs.
-        if gymnasium.registry.setdefault(env_id, spec) is spec:
+        if gymnasium.registry.setdefault(env_id, spec) is spec:  # unless another thread was first
             return env_id
         env_id = f"{stem}-{number}"
 

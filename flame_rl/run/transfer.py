@@ -260,11 +260,10 @@ def _fitting(
         part, names = layer.partition(".")[0], list(group)
         if part not in parts:
             continue
+        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
         if layer in others:
             left[f"{layer} {others[layer]}"] = True
-            continue
-        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
-        if not unlike:
+        elif not unlike:
             taken |= {name: old[name] for name in names}
         elif (name := unlike[0]) in old:
             left[f"{name} is {_form(old[name])} there and {_form(new[name])} here"] = True

@@ -136,9 +136,8 @@ def _switches(arguments: Sequence[str], names: list[str], others: bool = False) 
             own = after.lower() in ("true", "false") if others else not after.startswith("--")
             if not given and own:
                 given, value = True, waiting.pop(0)
-            word = checks.flag(
-                name if not given or checks.converted(name, bool, value) else f"no_{name}"
-            )
+            on = not given or checks.converted(name, bool, value)
+            word = checks.flag(name if on else f"no_{name}")
         words.append(word)
     return words
 

@@ -107,19 +107,13 @@ def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) 
     with warnings.catch_warnings():
         # The exporter by tracing is deprecated; its successor takes twenty times as long.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            policy,
-            tuple(inputs.values()),
-            file,
-            input_names=list(inputs),
-            output_names=policy.outputs,
-            dynamic_axes={name: {0: "batch"} for name in rows},
-            opset_version=_OPSET,
-            dynamo=False,
-        )
+        names = {"input_names": list(inputs), "output_names": policy.outputs}
+        names["dynamic_axes"] = {name: {0: "batch"} for name in rows}
+        options = {"opset_version": _OPSET, "dynamo": False}
+        torch.onnx.export(policy, tuple(inputs.values()), file, **names, **options)
     model = onnx.load_from_string(file.getvalue())
-    metadata = {"env_id": env_id, "updates": str(policy.snapshot.version)}
-    onnx.helper.set_model_props(model, metadata)
+    updates = str(policy.snapshot.version)
+    onnx.helper.set_model_props(model, {"env_id": env_id, "updates": updates})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
