@@ -91,7 +91,6 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
 
 
 def _rows(examined: Examined) -> dict[str, str]:
-    """The table: names, and what was found out."""
     from flame_rl.report.header import acted, observed
 
     spec = examined.spec

@@ -77,10 +77,9 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
-    """Run the same few iterations as training would, with one worker, and with as many as `config`
-    asks for: by default one for each core, and on a cluster all its executors. The policy is that
-    of the run to resume; otherwise an untrained one, and replay has no warm-up, in which there
-    would be no gradient step. Raises as training does."""
+    """Run the same few iterations as training would, with one worker or executor, and with as many
+    as `config` asks for, by default all. The policy is that of the run to resume, or untrained;
+    then replay has no warm-up, in which there is no gradient step. Raises as training does."""
     found = None
     if config.output.resume is not None:
         found = find_checkpoint(config.output.resume)  # raises without a policy

@@ -185,8 +185,7 @@ class ConsoleReporter:
             self._bar.update(self._bar.task, **shown)
 
     def _seconds_left(self) -> float:
-        """Until the end of the run, by its speed so far; 0 before the first iteration has ended,
-        and during a warm-up, which is quicker than all that follows."""
+        """Until the run's end, by its speed so far; 0 before that is known, as during a warm-up."""
         if self._last is None or self._last.losses.get("gradient_steps") == 0:
             return 0.0
         begun = results.progress(self._experiment, self._done)

@@ -39,9 +39,8 @@ _CAPTION = (
 def plot_settings(
     settings: list[runs.Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
-    """Draw the curves of settings, a row of panels for each environment, and show them where there
-    is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
-    steps alone. The lines of more than seven names are dashed or dotted, too."""
+    """Draw and show the curves of settings, a row of panels for each environment: over env steps
+    and over seconds, or of several `columns` of metrics.csv over env steps alone."""
     names = list(dict.fromkeys(setting.name for setting in settings))  # each has its own style
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[runs.Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
@@ -95,8 +94,7 @@ def plot_run(folder: Path) -> Path:
 
 
 def _draw(axes: Axes, axis: runs.Axis, setting: runs.Setting, number: int, window: float) -> None:
-    """A thick line for the mean of the runs over a window of env steps, in a band, its 95 %
-    interval; below it thin lines for the runs, or for the iterations of a single one."""
+    """A thick line for the mean of the runs, in its 95 % interval, and a thin line for each."""
     again, place = divmod(number, len(_STYLES))
     style, single = _STYLES[place], len(setting.runs) == 1
     x, mean, interval = runs.mean_curve(setting.runs, axis, window)

@@ -77,7 +77,6 @@ def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool)
 
 
 def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
-    """How many iterations, episodes and env steps there are."""
     experiment, most = config.experiment, checks.most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
     rows: dict[str, object] = {}
@@ -105,8 +104,7 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
 
 
 def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
-    """How many updates a run has at least, one an iteration, where they may be fewer than
-    `FEW_UPDATES`, and what would change that; else ""."""
+    """How few updates a run has, where fewer than `FEW_UPDATES`, and the remedy; else ""."""
     updates, remedy = experiment.iterations, "--iterations sets more"
     if experiment.env_steps is not None:
         each = checks.most_env_steps_of_an_iteration(experiment, spec)
@@ -161,6 +159,5 @@ def _choice(space: spaces.Space) -> str:
 
 
 def _listed(words: list[str]) -> str:
-    """The first words of a list, and the number of the others."""
     more = len(words) - _SHOWN
     return ", ".join(words[:_SHOWN]) + (f", … ({more:,} more)" if more > 0 else "")

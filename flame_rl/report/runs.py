@@ -61,8 +61,7 @@ class Setting:
 
 
 def _read(folder: Path) -> tuple[TrainConfig, Columns, Columns, Columns]:
-    """A run's settings, and the columns of metrics.csv, timing.csv and evaluations.csv, none of a
-    file that is not there. Raises UsageError if `folder` is no run folder, or damaged."""
+    """A run's settings, and the columns of its tables, if they are there. Raises UsageError."""
     try:
         config = read_config(folder)
         metrics, timing, evaluations = (
@@ -104,9 +103,8 @@ def group_runs(runs: list[Run]) -> list[Setting]:
 
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
-    """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
-    runs have that column in place of their returns. Of several columns the names tell which. Raises
-    UsageError if a run has no such column, or no value of it."""
+    """The settings with each of these columns of metrics.csv, or `EVALUATION`, in place of returns;
+    of several the names tell which. Raises UsageError if a run has no value of one."""
     found = []
     for setting in settings:
         alone = sum(other.env == setting.env for other in settings) == 1

@@ -168,12 +168,10 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
 
 
 class Checkpointer:
-    """Saves a run's state every N iterations, and when asked to; and the best.
-
-    The best is the policy of the best evaluation; without evaluations, the policy that collected
-    the best mean return of training, from before that iteration's update, or with `overlap` one
-    update earlier. Where the run goes on from before the best, that is found anew.
-    """
+    """Saves a run's state every N iterations, and when asked to; and the best: the policy of the
+    best evaluation, or without evaluations the one that collected the best mean return of training,
+    from before that iteration's update, or with `overlap` one update earlier. Where the run goes on
+    from before the best, that is found anew."""
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
         """`tables` has, by file name, all text of each CSV file, also what is not on disk yet."""

@@ -64,9 +64,8 @@ def make_folder(config: TrainConfig) -> Path:
 
 @contextlib.contextmanager
 def hold_folder(config: TrainConfig) -> Iterator[Path]:
-    """The run's folder, made if it is not there; within the block no other process gets it. It is
-    removed if nothing was written to it. Raises UsageError if another process holds it, another run
-    is in it, or writing fails."""
+    """The run's folder, made if it is not there, and removed if nothing was written to it; within
+    the block no other process gets it. Raises UsageError if another process or run has it."""
     with refused_as(UsageError, "--output: cannot write"):
         folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")

@@ -127,10 +127,9 @@ def _whole_returns(request: CollectRequest, episodes: Episodes, returns: np.ndar
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
-    """The request for the next iteration's episodes, collected by the policy `version`. With a
-    number of env steps, it begins with as many episodes as have them if they are as long as those
-    of the last iteration, and in the first one if each lasts to its time limit; fragments, with as
-    many as have them if none ends early."""
+    """The request for the next iteration's episodes, by the policy `version`. With a number of env
+    steps, it begins with as many episodes as have them if they are as long as the last iteration's,
+    at first as the time limit; fragments, with as many as have them if none ends early."""
     experiment = config.experiment
     steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
     cut = fragment_steps(config, spec)

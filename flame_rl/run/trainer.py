@@ -214,9 +214,9 @@ class Trainer:
         return trainer
 
     def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:
-        """Begin, or continue the run that `config.output.resume` names, a folder or a checkpoint in
-        one. `found` is what `find_checkpoint` returned for it, if it was called. Raises UsageError
-        if no checkpoint can be used, or it does not fit config.json or model.py."""
+        """Begin, or continue the run that `config.output.resume` names; `found` is what
+        `find_checkpoint` returned for it, if called. Raises UsageError if no checkpoint can be used
+        or fits."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoint.checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
@@ -334,8 +334,7 @@ class Trainer:
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:
-        """Say that the next observation for `compute_action` is an episode's first; see
-        `Policy.begin`."""
+        """Begin an episode of `compute_action`; see `Policy.begin`."""
         self._latest_policy().begin()
 
     def compute_action(

@@ -22,13 +22,9 @@ WIDE_LAYERS = _WIDE | {"steps_per_iter": 1000}
 _CARTPOLE = {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000}
 
 # With an episode in each iteration.
-_PENDULUM = _DECAY | {
-    "iterations": 93,
-    "steps_per_iter": 200,
-    "warm_up_steps": 1_000,
-    "value_learning_rate": 3e-3,
-    "reward_scale": 0.1,  # returns are as low as -1,500; see docs/replay.md
-}
+_PENDULUM = _DECAY | {"iterations": 93, "steps_per_iter": 200, "warm_up_steps": 1_000}
+# Returns are as low as -1,500; see docs/replay.md.
+_PENDULUM |= {"value_learning_rate": 3e-3, "reward_scale": 0.1}
 
 _ROBOT = {"batch_size": 128, "tau": 0.01, "layer_norm": True}
 # Two robots that fall in their first episodes. With n_step 1 and learning rates of 7e-4 the return
@@ -110,12 +106,9 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "sac": {
         "": WIDE_LAYERS,
         "HalfCheetah-v5": _ROBOT
+        | {"steps_per_iter": 500, "normalize_observations": True, "warm_up_steps": 2_000}
+        | {"learning_rate": 7e-4, "value_learning_rate": 7e-4}
         | {
-            "steps_per_iter": 500,
-            "normalize_observations": True,
-            "warm_up_steps": 2_000,
-            "learning_rate": 7e-4,
-            "value_learning_rate": 7e-4,
             "updates_per_step": 2.0,  # 1 learns as much in the same time; see docs/replay.md
             "average_critics": True,  # with the smaller value, some seeds stayed in a slow gait
             "initial_temperature": 0.1,  # from 1 it takes thousands of steps to fall that far

@@ -50,13 +50,11 @@ class Examined:
     """What was found out about an environment, as far as it came.
 
     Attributes:
-        environment: as it was found, with its module.
         package: name and version of what brings it; "" if it is no package.
         spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
         making_seconds, bytes: how long an object takes, and how much memory.
         played: what a random policy did; see `random_play`.
-        info: names of the entries of `info`.
         unread: what looks like a mask of allowed actions, where none is read.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
@@ -122,7 +120,6 @@ def _how_it_ended(doing: str, ended: str) -> str:
 
 
 def _package_of(module: str) -> str:
-    """Name and version of the package that a module belongs to, or ""."""
     top = module.partition(":")[0].partition(".")[0]
     names = importlib.metadata.packages_distributions().get(top, ())
     return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
@@ -242,8 +239,7 @@ def random_play(
 
 
 def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]:
-    """The numbers of an observation beyond `FAR`, but for bytes, which are scaled: their names, as
-    Python indexes them, and greatest values."""
+    """Names and greatest values of numbers beyond `FAR`, but for bytes, which are scaled."""
     for each in observation_inputs(spec.observation_space):
         if each.space is not None:
             greatest[each.start : each.stop] = 0
@@ -266,8 +262,7 @@ def _spread(values: Any) -> dict[str, float] | None:
 
 
 def _collected_names(env: Any, several: bool) -> dict[str, int]:
-    """Takes the names of entries of `info` that an environment returns from now on, of `several`
-    agents one for each, and the sizes of arrays."""
+    """Collects names and sizes of entries of `info` from now on; `several`: of each agent."""
     names: dict[str, int] = {}
 
     def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
@@ -378,7 +373,6 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
 
 
 def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
-    """Topics and sentences about what a random policy met."""
     if (played := examined.played) is None:
         return
     if far := played["far"]:

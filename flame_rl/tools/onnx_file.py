@@ -154,8 +154,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
 def _difference(
     got: dict[str, np.ndarray], expected: dict[str, np.ndarray], arrays: dict[str, np.ndarray]
 ) -> float:
-    """The greatest difference, relative to the greatest number of its output; infinite if the
-    outputs are not the expected ones and the head's arrays."""
+    """The greatest difference, relative to its output; infinite with other outputs or arrays."""
     same = (np.array_equal(got.get(name), array) for name, array in arrays.items())
     if got.keys() != expected.keys() | arrays.keys() or not all(same):
         return math.inf

@@ -97,9 +97,8 @@ def begin_trial(search: Search, study: optuna.Study) -> optuna.Trial:
 
 
 def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
-    """Run the trials that are not finished, or save them once `stop` is set. Returns the finished
-    ones, by number. Raises RunError where trials fail from the first on, and UsageError where the
-    command has a mistake, which the first trial found, or a file is damaged."""
+    """Run the trials that are not finished, or save them at `stop`; returns the finished ones, by
+    number. Raises RunError where all fail from the first on, and UsageError for a mistake."""
     study = open_study(search)
     playing = deque(
         _play(search, study, optuna.Trial(study, each._trial_id), len(each.intermediate_values))

@@ -46,13 +46,9 @@ def show(
     stop: threading.Event,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[messages.Episode]:
-    """Play the requested episodes one after another and show them; yields each when it is over, of
-    several agents one for each. They equal an evaluation's to the bit.
-
-    Args:
-        video: the film to write, .mp4 or .gif; None: a window.
-        stop: checked after every step.
-        on_step: called after every step is shown.
+    """Play the requested episodes one after another and show them, in the film `video` (.mp4 or
+    .gif) or a window; yields each when it is over, of several agents one for each. They equal an
+    evaluation's to the bit. After every step `on_step` is called and `stop` is checked.
 
     Raises UsageError if the environment cannot be drawn or the film not be written, RunError if the
     environment failed, and Interrupted if `stop` was set; the film shows what was played till then.
