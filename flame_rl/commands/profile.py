@@ -15,7 +15,7 @@ from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import UsageError, nothing_but_json, say, warn
 from flame_rl.system.machine import available_cores
 from flame_rl.system.signals import StopSignal, stop_on_signals
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 def profile(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it. Raises
     UsageError for --seeds, and if the run to resume has no policy."""
-    folder = resumed_folder(arguments)
+    folder = read_first(arguments).get("resume")
     default = None if folder is None else saved_config(folder)
     options = {"description": DESCRIPTION, "networks": networks_of, "extra": ProfileFlags}
     config, command = parse(arguments, default, command="profile", **options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flame_rl.commands import COMMANDS
 from flame_rl.run import folder as run_folder
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import Interrupted, RunError, UsageError, say, warn
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.program import program, typed
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def train(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    folder = resumed_folder(arguments)
+    folder = read_first(arguments).get("resume")
     if folder is not None:
         config = resumed_config(folder, arguments)
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import flag, names_of
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import UsageError, say
 from flame_rl.system.machine import available_cores, require
 from flame_rl.system.program import typed
@@ -35,7 +35,7 @@ _FAR = 100  # the seeds that the command at the end begins with are beyond all o
 
 def tune(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    resumed = resumed_folder(arguments)
+    resumed = read_first(arguments).get("resume")
     config, given = parse(arguments, command="tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     if resumed is None:

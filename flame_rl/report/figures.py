@@ -23,8 +23,7 @@ _LABELS: dict[runs.Axis, str] = {
     "seconds": "time of collecting and updating (seconds)",
 }
 _RED, _BLUE = "#D55E00", "#0072B2"
-# Colours that colour-blind readers tell apart (Okabe and Ito 2008), with markers; without colour,
-# the first three are black, middle grey and light grey.
+# Colours that colour-blind readers tell apart (Okabe and Ito 2008); the first three also in grey.
 _COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
 _STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
 _MARKERS = 8  # markers on each line

@@ -25,8 +25,7 @@ from flame_rl.wire.spaces import choices_of
 _WEIGHT_BYTES = 48
 # Choices that take tens of seconds, and numbers in several axes that may be meant as a picture.
 _MANY_CHOICES, _MANY = 100_000, 1000
-# Fragments of an iteration, if none ends early, and the least steps of one where nobody has set
-# them: of fewer, most of an advantage is the value network's word.
+# Fragments of an iteration, and the least steps of one: of fewer, values decide most advantages.
 _FRAGMENTS, _LEAST_FRAGMENT = 8, 64
 
 

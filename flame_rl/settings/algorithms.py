@@ -98,8 +98,7 @@ class PolicyGradient:
 
 @dataclass(frozen=True)
 class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
-    """Updates from the episodes of one iteration, which the policy itself has played; with
-    `trains_values` there is a value network."""
+    """Updates from an iteration's own episodes; with `trains_values` there is a value network."""
 
     trains_values: ClassVar[bool] = True
 
@@ -203,8 +202,7 @@ class Prioritized:
 
 @dataclass(frozen=True)
 class Hindsight:
-    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017, "Hindsight
-    Experience Replay"), in environments with goals."""
+    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017)."""
 
     hindsight: Literal["none", "future", "final"] = "none"
     """Learn as if a goal that the episode reached later, or last, had been the desired one."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where networks are computed and episodes are collected, and the limits of workers. Changes no
-    result, except that each device rounds in its own way."""
+    """Where networks and episodes are computed, within which limits. Only a device's rounding can
+    change a result."""
 
     device: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     """Where networks learn; auto: on a graphics card, if any, for pictures, memory, huge layers."""

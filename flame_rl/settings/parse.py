@@ -57,7 +57,7 @@ def parse(
 
     Returns the configuration, and `extra` filled in (None without one). Raises UsageError.
     """
-    first = _read_first(arguments)
+    first = read_first(arguments)
     first.pop("resume", None)
     refuse_two_sizes(first)
     if default is None:
@@ -100,13 +100,8 @@ def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> C
     return command
 
 
-def resumed_folder(arguments: Sequence[str]) -> Path | None:
-    """The run folder, or the checkpoint in one, that --resume names; or None."""
-    return _read_first(arguments).get("resume")
-
-
-def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of the flags in `_First` that are given."""
+def read_first(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of those flags that are given which decide which others there are."""
     read, _ = _read(_First, arguments, add_help=False)
     return {name: value for name, value in vars(read).items() if value is not _NOT_GIVEN}
 
