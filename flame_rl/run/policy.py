@@ -42,8 +42,7 @@ class Policy:
         """`seed` decides the actions that are sampled."""
         self.spec, self.updates = spec, snapshot.version
         self._policy = ActingPolicy(snapshot)
-        given = isinstance(seed, np.random.Generator)
-        self._generator = seed if given else acting_generator(seed)
+        self._generator = seed if isinstance(seed, np.random.Generator) else acting_generator(seed)
         self._parts = _observed_parts(snapshot, spec)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)

@@ -175,10 +175,10 @@ class Trainer:
         environment: dict[str, Any] | None = None,
         **changes: Unpack[Changes],
     ) -> Trainer:
-        """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
+        """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder,
+        or with `best` its best one.
 
         Args:
-            path: a checkpoint file or a run folder; with `best`, the folder's best checkpoint.
             callback, stop: as in `Trainer`.
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.

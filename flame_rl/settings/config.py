@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where networks and episodes are computed, within which limits. Only a device's rounding can
-    change a result."""
+    """Where networks and episodes are computed; only the rounding of devices changes results."""
 
     device: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
     """Where networks learn; auto: on a graphics card, if any, for pictures, memory, huge layers."""

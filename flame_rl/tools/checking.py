@@ -93,7 +93,9 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
     if spec is not None:
         spec = codec.decode_description(base64.b64decode(spec), env_id)
         spec = replace(spec, action_mask=masks or spec.action_mask)
-    package = _package_of(module or env_id)
+    top = (module or env_id).partition(":")[0].partition(".")[0]
+    names = importlib.metadata.packages_distributions().get(top, ())
+    package = f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
@@ -117,12 +119,6 @@ def _how_it_ended(doing: str, ended: str) -> str:
     hangs = ended == "SIGALRM"
     how = f"hangs for more than {_MORE_SECONDS} s" if hangs else f"ended its process ({ended})"
     return f"it {how} while {doing}"
-
-
-def _package_of(module: str) -> str:
-    top = module.partition(":")[0].partition(".")[0]
-    names = importlib.metadata.packages_distributions().get(top, ())
-    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
 
 
 def _play(environment: Environment, seconds: float, note: Note, closing: ExitStack) -> None:
