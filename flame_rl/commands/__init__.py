@@ -1,6 +1,5 @@
-"""The commands, by the first word of the command line. Each is a function, in a module of its name,
-that parses the remaining words and returns the exit code (None: 0). It imports heavy modules only
-after parsing, so that --help and mistakes are answered at once."""
+"""The commands, by the first word of the command line: functions in modules of their names, which
+parse the other words, import what is heavy, and return the exit code (None: 0)."""
 
 import importlib
 from collections.abc import Callable, Sequence

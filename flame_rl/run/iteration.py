@@ -1,5 +1,4 @@
-"""One iteration in two steps: collect episodes, learn from them; and collecting the next one while
-the learner updates. Prints and writes nothing."""
+"""One iteration: collect episodes, learn from them; and collecting the next during an update."""
 
 from __future__ import annotations
 
@@ -73,9 +72,10 @@ def learn_iteration(
         mean_return = None
         if after.iterations % every == 0 or progress(experiment, after) >= 1:
             snapshot, indices = learner.snapshot(), tuple(range(experiment.evaluate_episodes))
-            asked = replace(request, indices=indices, policy_version=snapshot.version)
-            asked = replace(asked, stream="validation", explore=False)
-            asked = replace(asked, steps=None, cut=None, starts={})
+            asked = replace(
+                request, indices=indices, policy_version=snapshot.version, explore=False
+            )
+            asked = replace(asked, stream="validation", steps=None, cut=None, starts={})
             evaluated = backend.collect(snapshot, asked).episodes
             evaluation = evaluation_of(evaluated, request.agents, rewards)
             mean_return = evaluation.reward_mean

@@ -16,8 +16,7 @@ from flame_rl.wire.fields import Whole, Within
 from flame_rl.wire.messages import Episodes, Start
 
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
-# What is said of an iteration's returns; methods of an array.
-SPREAD = ("mean", "std", "min", "max")
+SPREAD = ("mean", "std", "min", "max")  # what is said of returns; methods of an array
 RESAMPLES = 10_000
 FEW = 30  # the most episodes whose mean has Student's interval
 # The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
@@ -128,12 +127,10 @@ class IterationResult:
         episodes, env_steps: totals since the start.
         reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted;
             a fragment counts as an episode, here and in `episodes` and `length_mean`.
-        length_mean: mean steps per episode.
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
         reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
-        totals: the progress of the run after this iteration.
     """
 
     iteration: int

@@ -1,7 +1,4 @@
-"""`Trainer`: training, evaluating and acting, for Python and the command line alike.
-
-Imports nothing heavy: torch is loaded when a `Trainer` is made.
-"""
+"""`Trainer`: trains, evaluates and acts. Only making one, not the import, imports torch."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
 Callback = Callable[[results.IterationResult], Literal["stop"] | None]
 
-# Settings that the command line carries out, and not the Trainer.
-_REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
+_REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")  # of the command line
 
 
 class Trainer:

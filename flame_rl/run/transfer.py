@@ -1,5 +1,4 @@
-"""What a run takes from a checkpoint: all of its own, to go on; from another run's what fits: its
-networks and normalisation, layer by layer, and its replay memory."""
+"""What a run takes from a checkpoint: all of its own; what fits of another run's."""
 
 from __future__ import annotations
 

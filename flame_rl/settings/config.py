@@ -1,5 +1,4 @@
-"""All settings of a run, from Python's keywords or from config.json; where it is computed, and what
-it writes. Imports nothing heavy, so that `--help` answers at once."""
+"""All settings of a run, from Python or config.json. Imports nothing heavy, for --help."""
 
 from __future__ import annotations
 

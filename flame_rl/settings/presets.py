@@ -1,7 +1,5 @@
-"""Presets: values that replace the defaults, by algorithm and environment.
-
-Where no reason is given, they were the best of a few that were tried with seeds 0 to 2.
-"""
+"""Presets: values that replace the defaults, by algorithm and environment. Where no reason is
+given, they were the best of a few that were tried with seeds 0 to 2."""
 
 from typing import Any
 
@@ -28,11 +26,8 @@ _PENDULUM |= {"value_learning_rate": 3e-3, "reward_scale": 0.1}
 
 _ROBOT = {"batch_size": 128, "tau": 0.01, "layer_norm": True}
 # With n_step 1 and learning rates of 7e-4, Hopper had 814 and not 3,005 after 100,000 env steps.
-_WALKING = (
-    _ROBOT
-    | {"iterations": 300, "steps_per_iter": 250, "warm_up_steps": 1_000, "n_step": 3}
-    | {"learning_rate": 5e-4, "value_learning_rate": 5e-4}
-)
+_WALKING = _ROBOT | {"iterations": 300, "steps_per_iter": 250, "warm_up_steps": 1_000, "n_step": 3}
+_WALKING |= {"learning_rate": 5e-4, "value_learning_rate": 5e-4}
 
 # By algorithm and environment id; "" is every environment. Fields of `Experiment` may be there.
 PRESETS: dict[str, dict[str, Preset]] = {

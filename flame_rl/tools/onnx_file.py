@@ -1,5 +1,4 @@
-"""Export a policy as an ONNX file, which runs without this package and without torch: torch's
-exporter writes the network and its head; the file is then compared with the NumPy policy."""
+"""Export a policy as an ONNX file, by torch's exporter, and compare it with the NumPy policy."""
 
 from __future__ import annotations
 
