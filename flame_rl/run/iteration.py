@@ -72,10 +72,10 @@ def learn_iteration(
         mean_return = None
         if after.iterations % every == 0 or progress(experiment, after) >= 1:
             snapshot, indices = learner.snapshot(), tuple(range(experiment.evaluate_episodes))
+            asked = replace(request, indices=indices, policy_version=snapshot.version)
             asked = replace(
-                request, indices=indices, policy_version=snapshot.version, explore=False
+                asked, stream="validation", explore=False, steps=None, cut=None, starts={}
             )
-            asked = replace(asked, stream="validation", steps=None, cut=None, starts={})
             evaluated = backend.collect(snapshot, asked).episodes
             evaluation = evaluation_of(evaluated, request.agents, rewards)
             mean_return = evaluation.reward_mean
