@@ -73,9 +73,8 @@ def learn_iteration(
         if after.iterations % every == 0 or progress(experiment, after) >= 1:
             snapshot, indices = learner.snapshot(), tuple(range(experiment.evaluate_episodes))
             asked = replace(request, indices=indices, policy_version=snapshot.version)
-            asked = replace(
-                asked, stream="validation", explore=False, steps=None, cut=None, starts={}
-            )
+            asked = replace(asked, stream="validation", explore=False)
+            asked = replace(asked, steps=None, cut=None, starts={})
             evaluated = backend.collect(snapshot, asked).episodes
             evaluation = evaluation_of(evaluated, request.agents, rewards)
             mean_return = evaluation.reward_mean
