@@ -26,7 +26,6 @@ _RED, _BLUE = "#D55E00", "#0072B2"
 # Colours that colour-blind readers tell apart (Okabe and Ito 2008); the first three also in grey.
 _COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
 _STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
-_MARKERS = 8  # markers on each line
 _ONE_PANEL = (8, 4.5)  # inches
 _CAPTION = (
     "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
@@ -102,7 +101,7 @@ def _draw(axes: Axes, axis: runs.Axis, setting: runs.Setting, number: int, windo
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
         axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)  # below all thick lines
     axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
-    step = max(1, len(x) // _MARKERS)
+    step = max(1, len(x) // 8)  # eight markers on each line
     # Where lines run together, markers at different places still tell them apart.
     first = 3 * place % len(_STYLES) * step // len(_STYLES)
     seed, count = setting.runs[0].config.experiment.seed, len(setting.runs)

@@ -23,7 +23,6 @@ Columns = dict[str, list[float]]
 
 EVALUATION = "evaluation"  # stands for the mean returns of evaluations.csv, as a column
 _WINDOW = 1 / 20  # of the env steps of the longest run, the share over which curves are averaged
-_POINTS = 200  # points of a mean curve
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
 _WIDTH = 10_000  # wider than any table: no line is cut off or wrapped
 
@@ -171,7 +170,7 @@ def mean_curve(
     if len(lines) == 1:
         return (*lines[0], (lines[0][1],) * 2)
     start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
-    places = np.linspace(start, stop, _POINTS)
+    places = np.linspace(start, stop, 200)
     heights = np.array([np.interp(places, x, y) for x, y in lines])  # beyond the end: the last y
     return places, heights.mean(axis=0), bootstrap_interval(heights)
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"flameCP1"
 FORMAT = 6
-WEIGHTS_NAME = "weights.safetensors"
 _TABLE = "table "  # begins the name of a table among the arrays
 _TABLE_BYTES = 1 << 26  # what a table may unpack to, beyond a hundred times its size
 # In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
@@ -267,7 +266,7 @@ def with_collector(state: RunState) -> RunState:
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
     """Write weights.safetensors, for any tool. Raises RunError if the disk refuses."""
-    path = folder / WEIGHTS_NAME
+    path = folder / "weights.safetensors"
     # The format takes no array whose numbers are in another order than their bytes.
     ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
     with refused_as(RunError, f"{path} could not be written"):

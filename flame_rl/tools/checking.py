@@ -38,7 +38,6 @@ from flame_rl.wire.messages import Environment, EnvironmentSpec
 FAR = 100.0  # numbers beyond it are far from the 1 that networks are made for
 _EPISODES = 100
 _MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
-_MOST_OF_CHECKER = 4
 _NOT_WITHIN = "not within the observation space"  # also said of another dtype
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
 # Advice of Gymnasium's checker that is not needed: actions are scaled; observations may be beyond.
@@ -341,7 +340,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     advice = [("notes", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
-    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
+    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:4]]
     found = [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
     return [each for each in found if each.text]
 

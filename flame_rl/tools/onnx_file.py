@@ -25,7 +25,6 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Learner
 
-_OPSET = 17  # a version that runtimes of 2022 and later read
 _TOLERANCE = 1e-4  # relative to the greatest output; float32 rounds at 6e-8 per operation
 _CHECK_ROWS = 1024
 
@@ -108,7 +107,7 @@ def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) 
         warnings.simplefilter("ignore")
         names = {"input_names": list(inputs), "output_names": policy.outputs}
         names["dynamic_axes"] = {name: {0: "batch"} for name in rows}
-        options = {"opset_version": _OPSET, "dynamo": False}
+        options = {"opset_version": 17, "dynamo": False}  # which runtimes of 2022 and later read
         torch.onnx.export(policy, tuple(inputs.values()), file, **names, **options)
     model = onnx.load_from_string(file.getvalue())
     updates = str(policy.snapshot.version)

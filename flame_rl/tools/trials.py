@@ -44,8 +44,6 @@ _PRUNERS = {
 }
 _POLL_SECONDS = 0.2
 _MOST_FAILURES = 3  # trials that fail from the first on, after which the study does not go on
-_LEAST_TRIALS = 10  # below it, what seems to matter is chance
-_MISTAKE = 2  # the exit code of a mistake in the command
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _BEGUN = (*_FINISHED, TrialState.RUNNING)
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of what is used here
@@ -172,7 +170,7 @@ def _play(
 def _fail(study: optuna.Study, trial: optuna.Trial, run: SideRun) -> None:
     """End a trial whose run failed. Raises UsageError for a mistake in the command, which all
     trials have in common, and RunError if no trial has succeeded after some."""
-    if trial.number == 0 and run.process.returncode == _MISTAKE:
+    if trial.number == 0 and run.process.returncode == 2:  # a mistake
         said = run.errors() or [f"error: {run.prints} says why"]
         raise UsageError(said[-1].removeprefix("error: "))
     study.tell(trial, state=TrialState.FAIL)
@@ -242,7 +240,7 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
         judged.add_trial(create_trial(value=each.value, **own))
     axes = plot_optimization_history(study, target_name="mean return")
     drawn = [save_and_show(axes.figure, folder / "best.png")]
-    if len(scored) >= _LEAST_TRIALS and len({each.value for each in scored}) > 1:
+    if len(scored) >= 10 and len({each.value for each in scored}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
         axes = plot_param_importances(judged, evaluator=evaluator, target_name="mean return")
         drawn.append(save_and_show(axes.figure, folder / "importance.png"))
