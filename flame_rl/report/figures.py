@@ -82,7 +82,7 @@ def plot_run(folder: Path) -> Path:
     _draw(axes, "env_steps", setting, 0, runs.window_of([setting]))
     if rows := run.evaluations:
         mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
-        reach = np.maximum(0, [mean - low, high - mean])  # rounding may cross the mean
+        reach = np.maximum(0, [mean - low, high - mean])  # rounded, the mean may be outside
         style = {"fmt": "D", "color": _RED, "markersize": 4, "capsize": 2}
         label = "evaluation, with its 95 % interval"
         axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)

@@ -40,7 +40,7 @@ _EPISODES = 100
 _MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
 _NOT_WITHIN = "not within the observation space"  # also said of another dtype
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
-# Advice of Gymnasium's checker that is not needed: actions are scaled; observations may be beyond.
+# Advice of Gymnasium's checker that is not needed: actions are scaled, and any bounds are taken.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 

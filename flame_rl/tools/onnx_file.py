@@ -131,7 +131,8 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
     inputs, mask, seen = {"observation": observations.astype(np.float32)}, None, {}
     if choices:
         masks = generator.integers(0, 2, (_CHECK_ROWS, sum(choices)), np.int8)
-        masks[:, np.cumsum(choices) - choices + generator.integers(0, choices)] = 1  # one a factor
+        # At least one choice of each factor.
+        masks[:, np.cumsum(choices) - choices + generator.integers(0, choices)] = 1
         inputs[ACTION_MASK], seen[ACTION_MASKS] = masks, pack_masks(masks)
         mask = torch.from_numpy(masks)
     output = torch.from_numpy(policy.forward(inputs["observation"]))
