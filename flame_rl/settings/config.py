@@ -144,7 +144,7 @@ class TrainConfig:
         **settings: Unpack[Settings],
     ) -> None:
         """Take the defaults, then the algorithm's preset for the environment, then `settings`, of
-        whichever section; `episodes_per_iter` replaces a preset's steps_per_iter."""
+        whichever section; `episodes_per_iter` replaces a preset's steps. Raises UsageError."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
         preset = preset_of(algorithm, environment_id(Experiment(env).env_name))
