@@ -43,6 +43,7 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
         "Actions": acted(spec),
         "Action masks": masks,
         "Goals": "" if hindsight else checks.about_goals(spec),
+        "Networks": _networks(experiment),
         "Device": device,
         "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
         "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
@@ -60,6 +61,14 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     title = f"{RULE}\n{mode.title()} {config.algorithm.title} on {spec.env_id}{where}\n{RULE}"
     shown = [f"  {name}: {value}" for name, value in rows.items() if value != ""]
     return "\n".join([title, "", "Configuration:", *shown, "", start])
+
+
+def _networks(experiment: Experiment) -> str:
+    """What the functions of the networks' file are asked for."""
+    layers = f"hidden layers of {' and '.join(map(str, experiment.hidden_sizes))}"
+    memory = f", {experiment.memory} of {experiment.memory_size}"
+    own = "" if experiment.model is None else f", by {experiment.model}"
+    return f"{layers}, {experiment.activation}{memory if experiment.memory != 'none' else ''}{own}"
 
 
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:

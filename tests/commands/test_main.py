@@ -118,7 +118,7 @@ def test_prints_what_the_documentation_shows(finished):
     lines = done.stdout.splitlines()
     rule = "=" * 60
     assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
-    assert lines[2:23] == [
+    assert lines[2:24] == [
         rule,
         "Local REINFORCE on CartPole-v1",
         rule,
@@ -129,6 +129,7 @@ def test_prints_what_the_documentation_shows(finished):
         "  Action dim: 2",
         "  Continuous actions: False",
         "  Actions: one of 2 choices",
+        "  Networks: hidden layers of 64 and 64, tanh",
         "  Device: cpu",
         "  Time limit: 500 steps",
         "  Environments: in a fast simulator in each of 2 processes",
@@ -140,7 +141,7 @@ def test_prints_what_the_documentation_shows(finished):
         "more)",
         "",
         "Starting local training...",
-        lines[22],
+        lines[23],
     ]
     progress = [line for line in lines if line.startswith("Iteration")]
     assert len(progress) == 3
