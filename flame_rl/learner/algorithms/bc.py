@@ -96,7 +96,7 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
         )
     policy = kinds[settings.policy](spec, config)
     # Those of sac, ddpg and td3 are normalised elsewhere.
-    _, policy.normalizer = model.preprocessing(spec, config, settings.normalize_observations)
+    policy.normalizer, _ = model.preprocessing(spec, config, settings.normalize_observations)
     return policy
 
 
