@@ -1,4 +1,5 @@
-"""Makes a learner: the table of the algorithms. Each is imported when it is chosen."""
+"""Makes a learner. `_imported` is the table of the algorithms: each is imported when it is
+chosen."""
 
 from __future__ import annotations
 

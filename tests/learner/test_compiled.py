@@ -104,7 +104,7 @@ def samples_of(head: str, rows: int, inputs: int, masked: bool, seed: int) -> di
     samples["log_probs"] = -np.abs(rng.standard_normal(rows)).astype(np.float32)
     samples["targets"] = rng.standard_normal(rows).astype(np.float32)
     samples["scale"] = np.full(rows, 3.0, np.float32)
-    samples["ratios"] = rng.random(rows).astype(np.float32)
+    samples["kl_weights"] = rng.random(rows).astype(np.float32)
     return samples
 
 
