@@ -75,8 +75,7 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-    `algorithm`: see `Algorithm`. `rewards`: held for run/iteration.py, which shapes the episodes
-    before `update`."""
+    `algorithm`: see `Algorithm`. `rewards`: held for run/iteration.py, which shapes episodes."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = RAW) -> None:
         self.algorithm, self.rewards = algorithm, rewards

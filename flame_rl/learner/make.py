@@ -1,5 +1,4 @@
-"""Makes a learner. `_imported` is the table of the algorithms: each is imported when it is
-chosen."""
+"""Makes a learner. `_imported` is the table of the algorithms, which imports the chosen one."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 sum of their parts, or what the user's function makes of an episode.
 
 Actors record what the environment gives; here it becomes one number, before anything learns from
-it: raw rewards are the environment's, scalarized where they are vectors; shaped rewards are those
-that are learned from.
+it: raw rewards are the environment's, scalarized if vectors; shaped rewards are learned from.
 """
 
 import importlib

@@ -16,8 +16,7 @@ from flame_rl.wire.messages import Layer
 class LayerModule(nn.Module):
     """A torch module that is also a kind of layer in flame_rl/nets/."""
 
-    # Its name there, in the class that defines `forward`; `layers_of` refuses another `forward`.
-    kind: str
+    kind: str  # its name there, declared in the class that defines `forward`; see `layers_of`
 
     def arrays(self) -> dict[str, Tensor]:
         """The kind's arrays by name, float32 or int32."""

@@ -6,8 +6,7 @@ batch. BLAS chooses its way of summing by the size of the matrices, so every pro
 position and beside any other rows, unlike in one product of all rows. In float32, that fails on
 some processors where there is a single output; so a dense layer acts in float32 only where it has
 `_LARGE_WEIGHT` weights and a multiple of 16 outputs, the width of BLAS's kernels. A convolution is
-a product for each observation. Activations are elementwise, so that they may have float32's
-precision."""
+a product for each observation. Activations are elementwise: float32 is enough."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

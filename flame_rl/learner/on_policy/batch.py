@@ -32,8 +32,7 @@ class Batch:
             row for each observation.
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
-        terminated: bool [E]; the other episodes, which a time limit or a fragment's end cut,
-            bootstrap.
+        terminated: bool [E]; others, cut by a time limit or into fragments, bootstrap.
         time: int64 [N], the time step of each step in its episode, where a network remembers and
             episodes must stay whole; else None.
         frames: k, the number of observations that are stacked into one input.
@@ -117,8 +116,7 @@ class Batch:
         return {"actions": self.actions} | present
 
     def minibatch_count(self, wanted: int) -> int:
-        """The number of minibatches: `wanted`, or fewer, so that each has `LEAST_MINIBATCH`
-        steps."""
+        """`wanted`, or fewer, so that each minibatch has `LEAST_MINIBATCH` steps."""
         return min(wanted, max(1, self.steps // LEAST_MINIBATCH))
 
     def random_order(self, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""Returns of episodes or fragments, baselines and their scale: pure functions over arrays of N
-steps, one of E episodes after another.
+"""Returns of episodes or fragments, baselines, their scale: pure functions over arrays of N steps,
+one of E episodes after another.
 
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """

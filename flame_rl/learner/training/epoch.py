@@ -23,8 +23,7 @@ class Epoch:
         rows: the rows of the steps' observations in `inputs`, int64 [N].
         columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
             in its episode, minibatches that are computed by Python have whole episodes.
-        order: that of the steps, int64 [N].
-        minibatch_count: how many minibatches they make.
+        order, minibatch_count: the order of the steps, int64 [N], and how many minibatches.
     """
 
     inputs: np.ndarray | SideBySide | Stacks
