@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
@@ -161,7 +162,7 @@ class ActorCritic(PolicyTraining):
         targets: np.ndarray,
         epochs: int,
         learning_rate: float,
-        generator: np.random.Generator,
+        generator: Generator,
     ) -> None:
         """Train the value network for some epochs over a prepared batch; where one network is both,
         its values learn with its policy, and this does nothing. `targets` are float64 [N], and
@@ -289,9 +290,7 @@ class Statistics:
         rescale(self._values, float(np.hypot(mean, std)))
 
 
-def policy_epoch(
-    batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator
-) -> Epoch:
+def policy_epoch(batch: Batch, columns: Samples, wanted: int, generator: Generator) -> Epoch:
     """An epoch for the policy: the steps of a prepared batch in random order. `columns`, [N, ...]
     by name, are what the losses need besides `Batch.for_policy`; for the number of minibatches that
     is `wanted` see `Batch.minibatch_count`."""

@@ -1,4 +1,4 @@
-"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots and KL limit."""
+"""Around an update of reinforce, a2c and ppo (impala uses parts): networks, snapshots, KL limit."""
 
 from __future__ import annotations
 
