@@ -143,8 +143,8 @@ class _Play:
         self._row = row + 1
         self.env_steps += len(self.running)
         ended = simulator.terminated[live] | simulator.truncated[live]
-        if self._request.cut is not None:
-            ended |= self._lock_step - self._first[self._episode[self.running]] >= self._request.cut
+        if (most := self._request.fragment_steps) is not None:
+            ended |= self._lock_step - self._first[self._episode[self.running]] >= most
         if ended.any():
             self.ended += int(ended.sum())
             self._end_episodes(self.running[ended])

@@ -21,7 +21,7 @@ _LOOK_STEPS = 256  # steps between two looks at whether the answer is still want
 
 def starts_after(request: CollectRequest, episodes: Episodes) -> dict[int, Start]:
     """By index, where the fragments end that others go on with; `episodes` answer `request`."""
-    if request.cut is None:
+    if request.fragment_steps is None:
         return {}
     unfinished = (each for each in episodes if not (each.terminated or each.truncated))
     return {episode.index: _after(request, episode) for episode in unfinished}
@@ -32,7 +32,7 @@ def next_starts(request: CollectRequest, episodes: Episodes) -> dict[int, Start]
     may get it, below the number of fragments that an iteration has if none ends early; those beyond
     it, which are at most as many as have ended below it, take the indices of these."""
     starts = starts_after(request, episodes)
-    needed = math.ceil(request.steps / request.cut) if starts else 0
+    needed = math.ceil(request.steps / request.fragment_steps) if starts else 0
     free = (index for index in count() if index not in starts)
     return {i if i < needed else next(free): start for i, start in starts.items()}
 

@@ -51,12 +51,12 @@ class Collected:
     episodes: messages.Episodes
     bytes_out: int  # to the workers
     bytes_in: int
-    waiting_seconds: float  # the time in which the learner's process only waited for episodes
+    waiting: float  # the time in which the learner's process only waited for episodes
     seconds: float  # from the first task sent to the last answer received
     retries: int  # failed tasks, which were sent again
     dropped: int = 0  # answers that came when nobody waited for them any more
     # The seconds in which the learner's loop waited; fewer where it had collecting begun before.
-    awaited: float = 0.0
+    collecting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def gather(
     started = time.perf_counter()
     agents = request.agents
     # Who plays a fragment is to get the next one, too.
-    split = sizes.split(len(request.indices), evenly=request.cut is not None)
+    split = sizes.split(len(request.indices), evenly=request.fragment_steps is not None)
     tasks = Tasks(request, split, sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[messages.Episodes] = []

@@ -96,12 +96,11 @@ class ProcessBackend:
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         encoded = codec.encode_snapshot(snapshot)
         over, going_on = threading.Event(), {start.seed for start in request.starts.values()}
-        last = self._last_workers.items()
-        self._last_workers = {seed: worker for seed, worker in last if seed in going_on}
+        self._last_workers = {s: w for s, w in self._last_workers.items() if s in going_on}
 
         def run(data: bytes, episodes: int) -> Buffer:
             seeds = []
-            if request.cut is not None:
+            if request.fragment_steps is not None:
                 seeds = [seed_of(request, index) for index in codec.decode_request(data).indices]
             with self._choosing:
                 last = [self._last_workers.get(seed) for seed in seeds]

@@ -55,7 +55,7 @@ class ConsoleReporter:
     def report(self, result: results.IterationResult) -> None:
         self._last, self._reported_at = result, time.perf_counter()
         self._retries += result.timing.retries
-        self._undone += result.losses.get("update_scale") == 0
+        self._undone += result.metrics.get("update_scale") == 0
         if result.evaluation is not None:
             text = f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
             self._evaluation = self._unsaid = text
@@ -69,7 +69,7 @@ class ConsoleReporter:
         if result.iteration % LINE_EVERY == 0 or last or late:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
-            loss = f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
+            loss = f"{result.metrics['loss']:z.4f}" if "loss" in result.metrics else "-"
             self.say(
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {loss}"
@@ -160,7 +160,7 @@ class ConsoleReporter:
                 f"  Updates undone: {self._undone}; however small a part, it went beyond --max-kl "
                 "(try a smaller --learning-rate, or a greater --initial-log-std)"
             )
-        if last and last.losses.get("gradient_steps") == 0:
+        if last and last.metrics.get("gradient_steps") == 0:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
@@ -198,7 +198,7 @@ class ConsoleReporter:
     def _seconds_left(self) -> float:
         """Until the end of the run, by its speed so far; 0 before the first iteration has ended,
         and during a warm-up, which is quicker than all that follows."""
-        if self._last is None or self._last.losses.get("gradient_steps") == 0:
+        if self._last is None or self._last.metrics.get("gradient_steps") == 0:
             return 0.0
         begun = results.progress(self._experiment, self._done)
         done = results.progress(self._experiment, self._last.totals)

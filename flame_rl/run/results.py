@@ -112,7 +112,7 @@ class Timing:
         collecting, updating, evaluating: seconds; with `overlap`, episodes may have been on their
             way before they are asked for.
         waiting: seconds in which this process had nothing to do while episodes were collected.
-        env_steps_per_second: of all workers together, by the seconds that collecting took.
+        env_steps_per_second: from the first task to the last answer, also during the update.
         bytes_out, bytes_in: to the workers and from them.
         retries, dropped: tasks that were sent again, and answers that came too late.
     """
@@ -138,7 +138,7 @@ class IterationResult:
         reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted;
             a fragment counts as an episode, here and in `episodes` and `length_mean`.
         length_mean: mean steps per episode.
-        losses: the algorithm's metrics by name; empty in an iteration without an update.
+        metrics: the algorithm's, by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
         reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
@@ -153,7 +153,7 @@ class IterationResult:
     reward_min: float
     reward_max: float
     length_mean: float
-    losses: dict[str, float]
+    metrics: dict[str, float]
     weights_digest: str
     timing: Timing
     evaluation: Evaluation | None = None
@@ -164,7 +164,7 @@ class IterationResult:
 
 def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
     """What to say of values that C51's atoms do not reach; "" where they do."""
-    settings, value = config.algorithm, result.losses.get("value")
+    settings, value = config.algorithm, result.metrics.get("value")
     if getattr(settings, "distribution", "") != "c51" or value is None or config.experiment.reward:
         return ""
     step = result.reward_mean / result.length_mean
