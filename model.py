@@ -2,9 +2,9 @@
 
 Layers are torch modules of flame_rl/modules/; those that actors run are `LayerModule`s, which
 export themselves to NumPy. `Dense` layers, each perhaps followed by a `LayerNorm` and then perhaps
-by an `Activation`, are trained by compiled code; torch trains every other network
-(flame_rl/learner/training/choose.py). A policy of your own needs two methods: `outputs`, what
-losses see, and `snapshot`, what actors get; see flame_rl/modules/networks.py.
+by an `Activation`, also after a `Select`, are trained by compiled code; torch trains every other
+network (flame_rl/learner/training/choose.py). A policy of your own needs two methods: `outputs`,
+what losses see, and `snapshot`, what actors get; see flame_rl/modules/networks.py.
 """
 
 from __future__ import annotations

@@ -158,8 +158,8 @@ class Batch:
         truncated, rest = ~self.terminated, 0.0
         if discount < 1 and truncated.any():
             plain = self.returns(discount, np.zeros(len(self.lengths)))
-            none, one = np.zeros_like(self.rewards), truncated.astype(float)
-            weight = discounted_returns(none, self.lengths, discount, one)
+            none, indicator = np.zeros_like(self.rewards), truncated.astype(float)
+            weight = discounted_returns(none, self.lengths, discount, indicator)
             rest = float(plain.mean() / (1.0 - weight.mean()))
         return self.returns(discount, np.full(len(self.lengths), rest))
 
