@@ -1,6 +1,5 @@
-"""The commands, by the first word of the command line. Each is a function, in a module of its name,
-that parses the remaining words and returns the exit code (None: 0). It imports heavy modules only
-after parsing, so that --help and mistakes are answered at once."""
+"""The commands, by the first word of the command line: functions in modules of their names, which
+parse the other words, import what is heavy, and return the exit code (None: 0)."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -27,9 +26,7 @@ def import_command(name: str) -> Callable[[Sequence[str]], int | None]:
     if name not in COMMANDS:
         from flame_rl.settings.checks import did_you_mean
 
-        there = f"there are {', '.join(COMMANDS)}."
-        raise UsageError(
-            f"{name}: no command; {did_you_mean(name, COMMANDS, there)} Without one, training: "
-            f"{typed('--env ant')}"
-        )
+        meant = did_you_mean(name, COMMANDS, f"there are {', '.join(COMMANDS)}.")
+        training = f"Without one, training: {typed('--env ant')}"
+        raise UsageError(f"{name}: no command; {meant} {training}")
     return getattr(importlib.import_module(f"flame_rl.commands.{name}"), name)

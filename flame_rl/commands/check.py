@@ -41,8 +41,7 @@ class CheckFlags:
 
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
-    options = {"command": "check", "description": DESCRIPTION, "extra": CheckFlags}
-    config, command = parse(arguments, **options)
+    config, command = parse(arguments, command="check", description=DESCRIPTION, extra=CheckFlags)
     from flame_rl.backends.select import is_distributed, local_workers
     from flame_rl.tools.checking import examine, findings
 
@@ -75,8 +74,7 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     """One screen: a table of what was found out, then what is in the way, with remedies."""
 
     def filled(text: str, first: str, indent: int) -> str:
-        # A path is not cut.
-        uncut = {"break_long_words": False, "break_on_hyphens": False}
+        uncut = {"break_long_words": False, "break_on_hyphens": False}  # a path is not cut
         first = first.ljust(indent)
         return fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * indent, **uncut)
 
@@ -93,7 +91,6 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
 
 
 def _rows(examined: Examined) -> dict[str, str]:
-    """The table: names, and what was found out."""
     from flame_rl.report.header import acted, observed
 
     spec = examined.spec

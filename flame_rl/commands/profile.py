@@ -15,7 +15,7 @@ from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import UsageError, nothing_but_json, say, warn
 from flame_rl.system.machine import available_cores
 from flame_rl.system.signals import StopSignal, stop_on_signals
@@ -28,10 +28,8 @@ Takes the flags of training, runs a few iterations where training would, and wri
 With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
 episodes may be shorter than those to come."""
 
-# How many iterations are measured, fewer where they take more seconds than these.
-_ITERATIONS, _SECONDS = 3, 10.0
-# Several workers are worth it where an iteration takes this part longer with one.
-_WORTH = 0.1
+_ITERATIONS, _SECONDS = 3, 10.0  # iterations, fewer where they take these seconds
+_WORTH = 0.1  # several workers are worth it where an iteration takes this part longer with one
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Measured(NamedTuple):
 def profile(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it. Raises
     UsageError for --seeds, and if the run to resume has no policy."""
-    folder = resumed_folder(arguments)
+    folder = read_first(arguments).get("resume")
     default = None if folder is None else saved_config(folder)
     options = {"description": DESCRIPTION, "networks": networks_of, "extra": ProfileFlags}
     config, command = parse(arguments, default, command="profile", **options)
@@ -79,14 +77,12 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
-    """Run the same few iterations as training would, with one worker, and with as many as `config`
-    asks for: by default one for each core, and on a cluster all its executors. The policy is that
-    of the run to resume; otherwise an untrained one, and replay has no warm-up, in which there
-    would be no gradient step. Raises as training does."""
+    """Run the same few iterations as training would, with one worker or executor, and with as many
+    as `config` asks for, by default all. The policy is that of the run to resume, or untrained;
+    then replay has no warm-up, in which there is no gradient step. Raises as training does."""
     found = None
     if config.output.resume is not None:
-        # Not the policy with which a run would begin again.
-        found = find_checkpoint(config.output.resume)
+        found = find_checkpoint(config.output.resume)  # raises without a policy
         for warning in found[1]:
             warn(f"warning: {warning}")
     elif isinstance(config.algorithm, Replay):
@@ -103,8 +99,7 @@ def _measure(
     config: TrainConfig, found: tuple[Checkpoint, list[str]] | None, stop: StopSignal
 ) -> Measured:
     with closing(make_backend(config, stop)) as backend:
-        # Here, so that workers start while torch is imported.
-        from flame_rl.run.trainer import Trainer
+        from flame_rl.run.trainer import Trainer  # workers start while torch is imported
 
         here = config.changed(local=True, workers=0)
         with Trainer(here, stop=stop, reports=True) as trainer:
@@ -135,8 +130,7 @@ def conclusions(one: Measured, several: Measured) -> dict[str, float]:
 
 
 def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
-    """A table of what was measured, and what follows; `noun` is the flag that sets the number of
-    workers, without its dashes."""
+    """A table of what was measured, and what follows; `noun` is the flag for the number, bare."""
     rows = "".join(
         f"  {workers:<10}{collecting:>10.3g} s{updating:>10.3g} s{speed:>14,.0f}\n"
         for workers, _, _, collecting, updating, speed in (one, several)

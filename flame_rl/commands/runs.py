@@ -13,8 +13,7 @@ from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import refused_as
 
-# Columns that are sorted from the greatest to the least.
-_GREATEST_FIRST = ("env_steps", "last", "best", "seconds")
+_GREATEST_FIRST = ("env_steps", "last", "best", "seconds")  # from the greatest to the least
 
 
 @dataclass(frozen=True)
@@ -63,16 +62,14 @@ def runs(arguments: Sequence[str]) -> None:
     env = None if command.env is None else environment_id(command.env)
     algorithm, column = command.algorithm, command.sort.replace("-", "_")
     rows = [row for row in rows if env in (None, row.env) and algorithm in (None, row.algorithm)]
-    # What has no score comes last.
-    having = [row for row in rows if getattr(row, column) is not None]
+    having = [row for row in rows if getattr(row, column) is not None]  # others come last
     having.sort(key=lambda row: getattr(row, column), reverse=column in _GREATEST_FIRST)
     rows = having + [row for row in rows if getattr(row, column) is None]
     if command.json:
         for row in rows:
             say(json.dumps(asdict(row) | {"run": str(row.run)}))
     elif rows:
-        # The folder last: it may be long.
-        first, *names = names_of(RunRow)
+        first, *names = names_of(RunRow)  # the folder last: it may be long
         names.append(first)
         header = [name.replace("_", " ") for name in names]
         say(grid(header, [[getattr(row, name) for name in names] for row in rows]))

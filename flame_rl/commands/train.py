@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flame_rl.commands import COMMANDS
 from flame_rl.run import folder as run_folder
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import Interrupted, RunError, UsageError, say, warn
 from flame_rl.system.machine import has_display, require
 from flame_rl.system.program import program, typed
@@ -23,8 +23,7 @@ DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel 
 Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
 ~/.flame/flame.yaml), and otherwise on the cores of this machine."""
 
-# Bytes that take a loaded machine seconds to write.
-_LARGE = 200_000_000
+_LARGE = 200_000_000  # bytes that take a loaded machine seconds to write
 
 if TYPE_CHECKING:
     from flame_rl.report.console import ConsoleReporter
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 def train(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    folder = resumed_folder(arguments)
+    folder = read_first(arguments).get("resume")
     if folder is not None:
         config = resumed_config(folder, arguments)
     else:
@@ -67,9 +66,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     experiment = given.experiment
     until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
     if longer and until is not None and until == saved.experiment.env_steps:
-        raise UsageError(
-            f"--iterations: the run trains until {until:,} env steps; set --env-steps instead"
-        )
+        raise UsageError(f"--iterations: the run ends by --env-steps {until}; set that instead")
     return given
 
 
@@ -187,8 +184,7 @@ def train_and_report(
 
     try:
         if config.experiment.from_ is not None and not done.iterations:
-            # So that the run can go on without the one that it began with.
-            checkpoints.begin()
+            checkpoints.begin()  # so that the run can go on without the one that it began with
         for result in trainer:
             reporters.report(result)
             checkpoints.report(result)
@@ -196,10 +192,8 @@ def train_and_report(
         pass
     except BaseException as error:
         if isinstance(error, RunError) and error.episode is not None:
-            error.add_note(
-                "This command collects that episode alone, in one process:\n"
-                f"  {typed(f'--resume {shlex.quote(str(shown))} --reproduce {error.episode}')}"
-            )
+            words = typed(f"--resume {shlex.quote(str(shown))} --reproduce {error.episode}")
+            error.add_note(f"This command collects that episode alone, in one process:\n  {words}")
         try:
             save()
         except RunError as another:

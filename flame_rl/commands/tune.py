@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import flag, names_of
-from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.parse import parse, read_first
 from flame_rl.system.errors import UsageError, say
 from flame_rl.system.machine import available_cores, require
 from flame_rl.system.program import typed
@@ -30,13 +30,12 @@ are given are fixed; those with a range are searched (docs/tuning.md). With --re
 goes on, and --trials and --finalists may be given again."""
 
 _SHOWN = 10
-# From the study's seed to those of the command at the end, which neither trials nor finals had.
-_FAR = 100
+_FAR = 100  # the seeds that the command at the end begins with are beyond all others
 
 
 def tune(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    resumed = resumed_folder(arguments)
+    resumed = read_first(arguments).get("resume")
     config, given = parse(arguments, command="tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     if resumed is None:
@@ -46,9 +45,8 @@ def tune(arguments: Sequence[str]) -> int:
     else:
         flags = flags_of(arguments)
         if more := [name for name in flags if name not in ("--resume", *MAY_CHANGE)]:
-            raise UsageError(
-                f"{more[0]}: a resumed study has its own; {' and '.join(MAY_CHANGE)} may change"
-            )
+            free = " and ".join(MAY_CHANGE)
+            raise UsageError(f"{more[0]}: a resumed study has its own; {free} may change")
         changed = {name[2:]: getattr(given, name[2:]) for name in MAY_CHANGE if name in flags}
         study = replace(Study.read(resumed), **changed)
         config = parse(study.words)[0].changed(output=resumed)
@@ -60,18 +58,14 @@ def tune(arguments: Sequence[str]) -> int:
         if resumed is None:
             # A command that was refused has left no trials.
             if any(folder.glob("trial-*/")):
-                raise UsageError(
-                    f"--output: {shown} holds another study; name a new folder, or go on with "
-                    f"--resume {shown}"
-                )
+                remedy = f"name a new folder, or go on with --resume {shown}"
+                raise UsageError(f"--output: {shown} holds another study; {remedy}")
             (folder / TRIALS_NAME).unlink(missing_ok=True)
             study = replace(study, search=study.search or with_effect(search, stop))
         search = Search.of(study, config, shown)
         study.write(folder)
-        final = (
-            f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
-            f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
-        )
+        final = f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
+        final += f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
         say(
             f"Study {shown}: {study.trials} trials of {config.experiment.env_steps:,} env steps, "
             f"{study.parallel} side by side{final if study.finalists else ''}\n"
@@ -93,10 +87,8 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     names = [name.replace("_", " ") for name in search.ranges]
     left = best and len(finals) < min(study.finalists, len(best))
     if len(trials) < study.trials or left or any(None in each.scores for each in finals):
-        say(
-            f"\nSaved after {len(trials)} trials; go on with:\n"
-            f"  {typed(f'tune --resume {shlex.quote(str(folder))}', 'tune')}"
-        )
+        words = typed(f"tune --resume {shlex.quote(str(folder))}", "tune")
+        say(f"\nSaved after {len(trials)} trials; go on with:\n  {words}")
     if not best:
         return
 
@@ -118,10 +110,9 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     if finals:
         header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *names)
         rows = [(str(e.trial.number), e.mean, *e.scores, *values(e.trial)) for e in finals]
-        say(
-            f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "
-            f"the last policy without exploration:\n\n{grid(header, rows)}\n"
-        )
+        scores = "the scores are mean returns of the last policy without exploration"
+        each = f"Final, each for {search.final_env_steps:,} env steps"
+        say(f"{each}; {scores}:\n\n{grid(header, rows)}\n")
     chosen = best[0]
     if ranked := [each for each in finals if each.mean is not None]:
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]

@@ -23,10 +23,7 @@ class WatchCommand(PolicyCommand):
     """
 
     run: tyro.conf.Positional[Path | None] = None
-    """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
-
     episodes: Count = 1
-    """Number of complete episodes."""
 
     env: str | None = None
     """With --untrained: the environment; of a run: another one than its own."""
@@ -56,9 +53,8 @@ def watch(arguments: Sequence[str]) -> int:
         if command.untrained:
             made = Trainer(TrainConfig(**environment, **here), stop=stop)
         else:
-            made = Trainer.load(
-                command.run, command.best, stop=stop, environment=environment, **here
-            )
+            here["environment"] = environment
+            made = Trainer.load(command.run, command.best, stop=stop, **here)
         with made as trainer:
             if not trainer.spec.renders:
                 raise cannot_be_shown(trainer.spec.env_id, "rgb_array")
@@ -93,8 +89,7 @@ def _tracked(command: WatchCommand, config: TrainConfig, stop: StopSignal) -> st
         return ""
     folder, film = run_of(command.run).absolute(), command.video.absolute()
     try:
-        # In a thread, since it may block.
-        unless_stopped(stop, lambda: send_film(folder, config, film))
+        unless_stopped(stop, lambda: send_film(folder, config, film))  # in a thread: it may block
     except (Exception, SystemExit) as error:  # of any kind: it is not this package's
         warn(f"warning: {tracker} has not got the film: {summary(error)}")
         return ""

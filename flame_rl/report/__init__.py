@@ -8,16 +8,13 @@ from flame_rl.system.errors import warn
 
 
 class Reporters:
-    """Several as one: each has `report`, which gets every result in order, and then `close`.
-
-    None stops the training: one that the disk refuses says so once and is asked again, because
-    there may be room later; one that fails otherwise says so and is left out.
-    """
+    """Several as one: each has `report`, which gets every result in order, and then `close`. None
+    stops the training: one that the disk refuses says so once and is asked again, because there may
+    be room later; one that fails otherwise says so and is left out."""
 
     def __init__(self, reporters: list[Any]) -> None:
         self._reporters = reporters
-        # By id: two may be of one class.
-        self._refused: set[int] = set()
+        self._refused: set[int] = set()  # by id: two may be of one class
 
     def report(self, result: IterationResult) -> None:
         for reporter in list(self._reporters):

@@ -8,8 +8,7 @@ from rich.text import Text
 
 
 class RunBar(Progress):
-    """The bar of a run, its only `task`; below it the texts `below`, by name. What its console
-    prints is above it."""
+    """The bar of a run, its only `task`, with texts `below`, by name; its console prints above."""
 
     def __init__(self, counted: str, total: int, done: int) -> None:
         """`counted` names what is counted, from `done` to `total`."""

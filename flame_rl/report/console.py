@@ -1,5 +1,4 @@
-"""Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
-progress bar."""
+"""Print a run: a header, lines of progress, a summary; on a terminal a progress bar."""
 
 import math
 import sys
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 LINE_EVERY = 10
 # Iterations that take long, and waits without a terminal, get a line this often.
 LINE_EVERY_SECONDS = 30.0
-# A first episode that takes longer is told while it plays.
-LONG_EPISODE_SECONDS = 10.0
+LONG_EPISODE_SECONDS = 10.0  # a first episode that takes longer is told while it plays
 
 
 class ConsoleReporter:
@@ -35,10 +33,8 @@ class ConsoleReporter:
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._left_said_at = -math.inf
         self._last: results.IterationResult | None = None
-        # A line about the latest evaluation, and the same until it is printed.
-        self._evaluation = self._unsaid = ""
-        # The collection that is shown, and when it began.
-        self._collection: tuple[str, int] | None = None
+        self._evaluation = self._unsaid = ""  # the latest line, and until it is printed
+        self._collection: tuple[str, int] | None = None  # its stream and iteration
         self._collecting_since = self._began
         self._told_of_length = self._told_of_atoms = False
         self._waiting_said_at: float | None = None
@@ -70,15 +66,12 @@ class ConsoleReporter:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
             loss = f"{result.metrics['loss']:z.4f}" if "loss" in result.metrics else "-"
-            self.say(
-                f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
-                f"Loss: {loss}"
-            )
+            done = f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f}"
+            self.say(f"{done} | Loss: {loss}")
             if self._unsaid:
                 self.say(self._unsaid)
                 self._unsaid = ""
-        # A bar shows what is left all the time.
-        due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS
+        due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS  # a bar shows it always
         if self._bar is None and due and self._seconds_left() >= LINE_EVERY_SECONDS:
             self._left_said_at = self._reported_at
             self.say(f"  {self._left()}")
@@ -115,10 +108,8 @@ class ConsoleReporter:
             if not episodes:
                 limit = self._spec.time_limit
                 length = "no time limit" if limit is None else f"a limit of {limit:,} steps"
-                self.say(
-                    f"  After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended; "
-                    f"they have {length} (see --max-episode-steps)"
-                )
+                played = f"After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended"
+                self.say(f"  {played}; they have {length} (see --max-episode-steps)")
         if self._bar is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
             self.say(f"  {text}, {duration_in_words(now - self._began)} since the start")
@@ -156,10 +147,8 @@ class ConsoleReporter:
         if self._retries:
             lines.append(f"  Tasks sent again: {self._retries}")
         if self._undone:
-            lines.append(
-                f"  Updates undone: {self._undone}; however small a part, it went beyond --max-kl "
-                "(try a smaller --learning-rate, or a greater --initial-log-std)"
-            )
+            remedy = "a smaller --learning-rate or greater --initial-log-std"
+            lines.append(f"  Updates undone: {self._undone}, all beyond --max-kl (try {remedy})")
         if last and last.metrics.get("gradient_steps") == 0:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
@@ -196,8 +185,7 @@ class ConsoleReporter:
             self._bar.update(self._bar.task, **shown)
 
     def _seconds_left(self) -> float:
-        """Until the end of the run, by its speed so far; 0 before the first iteration has ended,
-        and during a warm-up, which is quicker than all that follows."""
+        """Until the run's end, by its speed so far; 0 before that is known, as during a warm-up."""
         if self._last is None or self._last.metrics.get("gradient_steps") == 0:
             return 0.0
         begun = results.progress(self._experiment, self._done)

@@ -1,5 +1,4 @@
-"""Pictures: the learning curves of runs, and the final of a study. Lines also differ in their
-markers, for print in grey."""
+"""Pictures: learning curves, and the final of a study; lines differ in grey, too, by markers."""
 
 import re
 from collections.abc import Sequence
@@ -24,14 +23,10 @@ _LABELS: dict[runs.Axis, str] = {
     "seconds": "time of collecting and updating (seconds)",
 }
 _RED, _BLUE = "#D55E00", "#0072B2"
-# Colours that colour-blind readers tell apart (Okabe and Ito 2008), with markers; without colour,
-# the first three are black, middle grey and light grey.
+# Colours that colour-blind readers tell apart (Okabe and Ito 2008); the first three also in grey.
 _COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
 _STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
-# Markers on each line.
-_MARKERS = 8
-# Inches.
-_ONE_PANEL = (8, 4.5)
+_ONE_PANEL = (8, 4.5)  # inches
 _CAPTION = (
     "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
     "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: each seed, "
@@ -42,11 +37,9 @@ _CAPTION = (
 def plot_settings(
     settings: list[runs.Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
-    """Draw the curves of settings, a row of panels for each environment, and show them where there
-    is a display: over env steps and over seconds, or of several `columns` of metrics.csv over env
-    steps alone. The lines of more than seven names are dashed or dotted, too."""
-    # A name has the same style in every row.
-    names = list(dict.fromkeys(setting.name for setting in settings))
+    """Draw and show the curves of settings, a row of panels for each environment: over env steps
+    and over seconds, or of several `columns` of metrics.csv over env steps alone."""
+    names = list(dict.fromkeys(setting.name for setting in settings))  # each has its own style
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[runs.Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
@@ -68,17 +61,10 @@ def plot_settings(
     # The lines of all panels, each label once.
     lines = [line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]]
     named = {line.get_label(): line for line in lines}
-    # An inch has room for twelve characters of names.
-    beside = 12 * width // (10 + max(map(len, named)))
-    legend = figure.legend(
-        handles=list(named.values()),
-        loc="outside lower center",
-        ncols=min(len(names), max(1, beside)),
-        handlelength=4,
-        frameon=False,
-        title=_CAPTION,
-        title_fontsize="medium",
-    )
+    beside = 12 * width // (10 + max(map(len, named)))  # an inch has twelve characters
+    place = {"loc": "outside lower center", "ncols": min(len(names), max(1, beside))}
+    style = {"handlelength": 4, "frameon": False, "title": _CAPTION, "title_fontsize": "medium"}
+    legend = figure.legend(handles=list(named.values()), **place, **style)
     legend.get_title().set_multialignment("center")
     save_and_show(figure, path)
 
@@ -96,8 +82,7 @@ def plot_run(folder: Path) -> Path:
     _draw(axes, "env_steps", setting, 0, runs.window_of([setting]))
     if rows := run.evaluations:
         mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
-        # Rounding may put an interval's end on the other side of the mean.
-        reach = np.maximum(0, [mean - low, high - mean])
+        reach = np.maximum(0, [mean - low, high - mean])  # rounded, the mean may be outside
         style = {"fmt": "D", "color": _RED, "markersize": 4, "capsize": 2}
         label = "evaluation, with its 95 % interval"
         axes.errorbar(rows["env_steps"], mean, reach, label=label, **style)
@@ -107,18 +92,16 @@ def plot_run(folder: Path) -> Path:
 
 
 def _draw(axes: Axes, axis: runs.Axis, setting: runs.Setting, number: int, window: float) -> None:
-    """A thick line for the mean of the runs over a window of env steps, in a band, its 95 %
-    interval; below it thin lines for the runs, or for the iterations of a single one."""
+    """A thick line for the mean of the runs, in its 95 % interval, and a thin line for each."""
     again, place = divmod(number, len(_STYLES))
     style, single = _STYLES[place], len(setting.runs) == 1
     x, mean, interval = runs.mean_curve(setting.runs, axis, window)
     for run in setting.runs:
         heights = run.values if single else runs.smooth(run, window)
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
-        # Below the thick lines of all settings.
-        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
+        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)  # below all thick lines
     axes.fill_between(x, *interval, color=style["color"], alpha=0.2, linewidth=0)
-    step = max(1, len(x) // _MARKERS)
+    step = max(1, len(x) // 8)  # eight markers on each line
     # Where lines run together, markers at different places still tell them apart.
     first = 3 * place % len(_STYLES) * step // len(_STYLES)
     seed, count = setting.runs[0].config.experiment.seed, len(setting.runs)
@@ -139,8 +122,7 @@ def _finish(axes: Axes, axis: runs.Axis) -> None:
 
 
 def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
-    """Draw the score of each seed, and the mean; returns `path`. `finalists` has the name and the
-    scores of each, the best first."""
+    """Draw the scores of the seeds of each finalist, named, the best first; returns `path`."""
     figure, axes = plt.subplots(figsize=_ONE_PANEL, layout="constrained")
     axes.set(ylabel="mean return without exploration", title=title)
     for place, (_, scores) in enumerate(finalists):
@@ -161,8 +143,7 @@ def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], ti
 def save_and_show(figure: Figure, path: Path) -> Path:
     """Write the picture, show it where there is a display, and return its path."""
     figure.savefig(path, dpi=150, bbox_inches="tight")
-    # Without a window toolkit, matplotlib falls back to drawing files only.
-    if matplotlib.get_backend().lower() != "agg":
+    if matplotlib.get_backend().lower() != "agg":  # no window toolkit is there
         plt.show()
     plt.close(figure)
     return path

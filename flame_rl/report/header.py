@@ -13,12 +13,8 @@ from flame_rl.wire.inputs import is_channels_first, observation_inputs, observat
 from flame_rl.wire.messages import EnvironmentSpec
 
 RULE = "=" * 60
-# A policy gradient moves a policy only so far in an update.
-FEW_UPDATES = 20
-# Parts of an observation, or of an action, that are named.
-_SHOWN = 6
-
-Rows = dict[str, object]
+FEW_UPDATES = 20  # a policy gradient moves a policy only so far in an update
+_SHOWN = 6  # parts of an observation, or of an action, that are named
 
 
 def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals) -> str:
@@ -32,21 +28,22 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     hindsight = getattr(config.algorithm, "hindsight", "none") != "none"
     masks = "" if experiment.action_mask else "ignored"
     if spec.masked:
-        masks = (
-            f'{spec.action_mask}["action_mask"]; what they forbid is never chosen '
-            "(--no-action-mask ignores them)"
-        )
-    rows: Rows = {
+        masks = f'{spec.action_mask}["action_mask"], obeyed (--no-action-mask ignores them)'
+    device = "cpu"
+    if config.execution.device == "cuda":
+        import torch  # which the run has imported
+
+        device = f"{torch.cuda.get_device_name()} (cuda)"
+    rows: dict[str, object] = {
         "Environment": spec.env_id,
-        # Of a vector, for programs that read this line.
-        "Observation dim": spec.observation_dim if vector else "",
+        "Observation dim": spec.observation_dim if vector else "",  # for programs that read it
         "Observation": "" if vector else f"{observed(spec)}{alone}",
         "Action dim": spec.action_dim,
         "Continuous actions": spec.continuous,
         "Actions": acted(spec),
         "Action masks": masks,
         "Goals": "" if hindsight else checks.about_goals(spec),
-        "Device": _device(config),
+        "Device": device,
         "Agents": f"{len(spec.agents)}, with an episode and a return each" if spec.agents else "",
         "Stops at": "" if wanted is None else f"a mean return of {wanted:g} in {judged}",
         "Time limit": "none" if limit is None else f"{limit:,} steps",
@@ -65,45 +62,31 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
     return "\n".join([title, "", "Configuration:", *shown, "", start])
 
 
-def _device(config: TrainConfig) -> str:
-    """Where networks learn: cpu, or the name of the graphics card."""
-    if config.execution.device != "cuda":
-        return "cpu"
-    import torch  # which the run has imported
-
-    return f"{torch.cuda.get_device_name()} (cuda)"
-
-
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:
     """That the run ended by --stop-at."""
     return f"the mean return {totals.mean_return:.1f} reached --stop-at {experiment.stop_at:g}"
 
 
 def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
-    """How many environments each process holds."""
     slots, workers = config.execution.slots, local_workers(config)
     where = "in each executor" if distributed else f"in each of {workers} processes"
     if not distributed and workers < 2:
         where = "in a process" if workers else "in this process"
-    if slots is None:
-        return f"in a fast simulator {where}"
-    return f"at most {max(1, slots // spec.agent_count)} {where}"
+    number = "in a fast simulator" if slots is None else f"at most {slots // spec.agent_count or 1}"
+    return f"{number} {where}"
 
 
-def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
-    """How many iterations, episodes and env steps there are."""
+def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
     experiment, most = config.experiment, checks.most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
-    rows: Rows = {}
+    rows: dict[str, object] = {}
     if experiment.env_steps is None:
         rows["Training iterations"] = iterations
     if steps is not None:
         parts, total = "in whole episodes", f"about {most:,}"
         if (cut := checks.fragment_steps(config, spec)) is not None:
-            parts = (
-                f"in fragments of episodes, of at most {cut} steps; returns and lengths are those "
-                "of fragments, whole_return that of episodes (--fragment-steps 0: whole episodes)"
-            )
+            parts = f"in fragments of at most {cut} steps, of which returns and lengths are; "
+            parts += "whole_return is of episodes (--fragment-steps 0: whole episodes)"
         rows["Steps per iteration"] = f"{steps}, {parts}"
     else:
         episodes = experiment.episodes_per_iter * spec.agent_count
@@ -121,8 +104,7 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> Rows:
 
 
 def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
-    """How many updates a run has at least, one an iteration, where they may be fewer than
-    `FEW_UPDATES`, and what would change that; else ""."""
+    """How few updates a run has, where fewer than `FEW_UPDATES`, and the remedy; else ""."""
     updates, remedy = experiment.iterations, "--iterations sets more"
     if experiment.env_steps is not None:
         each = checks.most_env_steps_of_an_iteration(experiment, spec)
@@ -169,7 +151,6 @@ def observed(spec: EnvironmentSpec) -> str:
 
 
 def _choice(space: spaces.Space) -> str:
-    """A space of choices."""
     if isinstance(space, spaces.Discrete):
         return f"one of {space.n:,} choices"
     if isinstance(space, spaces.MultiDiscrete):
@@ -178,6 +159,5 @@ def _choice(space: spaces.Space) -> str:
 
 
 def _listed(words: list[str]) -> str:
-    """The first words of a list, and the number of the others."""
     more = len(words) - _SHOWN
     return ", ".join(words[:_SHOWN]) + (f", … ({more:,} more)" if more > 0 else "")

@@ -18,19 +18,13 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import environment_id
 from flame_rl.system.errors import UsageError
 
-# The horizontal axis of a curve: an attribute of `Run`.
-Axis = Literal["env_steps", "seconds"]
+Axis = Literal["env_steps", "seconds"]  # the horizontal axis of a curve: an attribute of `Run`
 Columns = dict[str, list[float]]
 
-# Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
-EVALUATION = "evaluation"
-# Of the env steps of the longest run, the share over which curves are averaged.
-_WINDOW = 1 / 20
-# Points of a mean curve.
-_POINTS = 200
+EVALUATION = "evaluation"  # stands for the mean returns of evaluations.csv, as a column
+_WINDOW = 1 / 20  # of the env steps of the longest run, the share over which curves are averaged
 _SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
-# Wider than any table: no line is cut off or wrapped.
-_WIDTH = 10_000
+_WIDTH = 10_000  # wider than any table: no line is cut off or wrapped
 
 
 @dataclass(frozen=True)
@@ -66,8 +60,7 @@ class Setting:
 
 
 def _read(folder: Path) -> tuple[TrainConfig, Columns, Columns, Columns]:
-    """A run's settings, and the columns of metrics.csv, timing.csv and evaluations.csv, none of a
-    file that is not there. Raises UsageError if `folder` is no run folder, or damaged."""
+    """A run's settings, and the columns of its tables, if they are there. Raises UsageError."""
     try:
         config = read_config(folder)
         metrics, timing, evaluations = (
@@ -87,7 +80,7 @@ def read_run(folder: Path) -> Run:
     """Read a run's files. Raises UsageError as `_read` does, or if no iteration was finished."""
     config, metrics, timing, evaluations = _read(folder)
     # A run that was killed may have one row more in metrics.csv than in timing.csv.
-    count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
+    count = min(len(table.get("iteration", ())) for table in (metrics, timing))
     if count == 0:
         raise UsageError(f"{folder}: no iteration was finished; its tables have no rows")
     steps, returns = (np.array(metrics[name][:count]) for name in ("env_steps", "reward_mean"))
@@ -109,9 +102,8 @@ def group_runs(runs: list[Run]) -> list[Setting]:
 
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
-    """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
-    runs have that column in place of their returns. Of several columns the names tell which. Raises
-    UsageError if a run has no such column, or no value of it."""
+    """The settings with each of these columns of metrics.csv, or `EVALUATION`, in place of returns;
+    of several the names tell which. Raises UsageError if a run has no value of one."""
     found = []
     for setting in settings:
         alone = sum(other.env == setting.env for other in settings) == 1
@@ -141,16 +133,13 @@ def _with_column(run: Run, column: str) -> Run:
         if not table:
             raise UsageError(f"--columns: {run.folder} has no evaluations (--evaluate-every)")
     if name not in table:
-        raise UsageError(
-            f"--columns: {run.folder} has no column {name!r}; it has {', '.join(table)}"
-        )
-    values, iterations = np.array(table[name]), np.array(table["iteration"], np.int64)
-    # Iterations of a warm-up have no loss, for example.
-    there = np.isfinite(values) & (iterations < len(run.values))
+        raise UsageError(f"--columns: {run.folder} has no {name!r}; it has {', '.join(table)}")
+    values, at = np.array(table[name]), np.array(table["iteration"], np.int64)
+    there = np.isfinite(values) & (at < len(run.values))  # a warm-up has no loss
     if not there.any():
         raise UsageError(f"--columns: {run.folder}: the column {name} has no values")
-    at = iterations[there]
-    return replace(run, values=values[there], env_steps=run.env_steps[at], seconds=run.seconds[at])
+    values, at = values[there], at[there]
+    return replace(run, values=values, env_steps=run.env_steps[at], seconds=run.seconds[at])
 
 
 def window_of(settings: Sequence[Setting]) -> float:
@@ -181,9 +170,8 @@ def mean_curve(
     if len(lines) == 1:
         return (*lines[0], (lines[0][1],) * 2)
     start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
-    places = np.linspace(start, stop, _POINTS)
-    # Beyond a line's end, np.interp gives its last value.
-    heights = np.array([np.interp(places, x, y) for x, y in lines])
+    places = np.linspace(start, stop, 200)
+    heights = np.array([np.interp(places, x, y) for x, y in lines])  # beyond the end: the last y
     return places, heights.mean(axis=0), bootstrap_interval(heights)
 
 
@@ -221,8 +209,7 @@ def compare(settings: list[Setting]) -> str:
         low, high = mean_interval(scores)
         interval = "-" if low is None else f"{low:,.1f} to {high:,.1f}"
         of = "training" if setting.column == "reward_mean" else setting.column
-        mean = float(scores.mean())
-        rows.append((setting.env, setting.name, of, len(scores), mean, interval))
+        rows.append((setting.env, setting.name, of, len(scores), float(scores.mean()), interval))
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
 
 

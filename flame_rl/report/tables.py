@@ -20,11 +20,8 @@ Row = dict[str, object]
 
 class TableReporter:
     """Writes the CSV file `path`, whose header is the first row's keys; each row is on disk before
-    the next iteration begins.
-
-    All of it is kept in memory as `text`, too: what the disk refuses is written as soon as there is
-    room, and checkpoints hold it.
-    """
+    the next iteration begins. All is kept in memory as `text`, too: what the disk refuses is
+    written as soon as there is room, and checkpoints hold it."""
 
     def __init__(
         self, path: Path, begun: Mapping[str, bytes], row_of: Callable[[IterationResult], Row]
@@ -97,8 +94,7 @@ def evaluations_row(result: IterationResult) -> Row:
 
 
 def scheduled_evaluations(text: bytes, every: int) -> bytes:
-    """evaluations.csv without the evaluation of what was the last policy before the run went on: a
-    run that never stopped has none there."""
+    """evaluations.csv without that of the last policy before the run was given more iterations."""
     header, *rows = text.splitlines(keepends=True) or [b""]
     kept = [row for row in rows if (int(row.split(b",")[0]) + 1) % every == 0]
     return b"".join([header, *kept])

@@ -16,8 +16,7 @@ from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
 
-# How long the run waits for a tracker: at its start and its end, for an iteration's numbers, and
-# once it is told to stop.
+# How long the run waits for a tracker: at its start and end, for numbers, and once it is to stop.
 _START_SECONDS, _LOG_SECONDS, _STOP_SECONDS = 60.0, 10.0, 3.0
 
 Settings = dict[str, str | float | bool]
@@ -70,8 +69,7 @@ class TrackReporter:
         self._tracker, self._stop = tracker, stop
         self._run: TrackedRun | None = None
         self._thread = ThreadPoolExecutor(1)
-        # The latest call.
-        self._asked = self._thread.submit(lambda: None)
+        self._asked = self._thread.submit(lambda: None)  # the latest call
 
     def report(self, result: IterationResult) -> None:
         groups = numbers_of(result).items()

@@ -1,10 +1,8 @@
-"""A checkpoint: the state of a run in a file; which of a run's checkpoints to read, and which are
-written and kept.
+"""Checkpoints, the state of a run in a file: which to read, and which are written and kept.
 
 It is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON header and
-a safetensors block with weights and optimiser. Nothing is pickled. Random state is not in it: that
-follows from seed and iteration.
-"""
+a safetensors block with weights and optimiser, and no random state, which follows from seed and
+iteration. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -38,14 +36,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"flameCP1"
 FORMAT = 6
-WEIGHTS_NAME = "weights.safetensors"
-# Names that a run gives its checkpoints.
-_OWN_NAME = re.compile(r"\d{8,}\.ckpt")
-_HASH_BYTES = 32
-# Begins the name of a table among the arrays.
-_TABLE = "table "
-# What a table may unpack to, beyond a hundred times its size.
-_TABLE_BYTES = 1 << 26
+_TABLE = "table "  # begins the name of a table among the arrays
+_TABLE_BYTES = 1 << 26  # what a table may unpack to, beyond a hundred times its size
 # In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
 _COUNTS = ("iterations", "episodes", "env_steps", "length_mean", "mean_return")
 
@@ -56,16 +48,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint(RunState):
-    """Everything that a run needs to resume.
-
-    Attributes:
-        score: the mean return of the last iteration, or what made it the best; None in a file of
-            `Trainer.save`.
-        spec: describes the environment, so that the networks can be made without it.
-        config: `TrainConfig.to_data`.
-        versions: see `library_versions`.
-        tables: the text of the run's CSV files, by file name; none in a file of `Trainer.save`.
-    """
+    """Everything that a run needs to resume. `score` is the mean return of the last iteration, or
+    of the best; `spec` describes the environment, so that the networks can be made without it;
+    `tables` has the text of the CSV files, by name. A file of `Trainer.save` has no score and no
+    tables."""
 
     score: Number | None
     spec: EnvironmentSpec
@@ -113,7 +99,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             # A huge file that is not a checkpoint is not read to its end.
             if file.read(len(MAGIC)) != MAGIC:
                 raise WireError("not a checkpoint")
-            checksum, body = file.read(_HASH_BYTES), file.read()
+            checksum, body = file.read(hashlib.sha256().digest_size), file.read()
         if hashlib.sha256(body).digest() != checksum:
             raise WireError("the checksum does not match; the file is damaged")
         return _decode(memoryview(body))
@@ -123,8 +109,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _decode(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
-    # The format comes first: another one has other fields.
-    if (found := header.pop("format", None)) != FORMAT:
+    if (found := header.pop("format", None)) != FORMAT:  # first: another one has other fields
         raise WireError(f"written by another version of flame_rl, in format {found!s:.40}")
     tables, starts = {}, take_starts(arrays)
     for name, array in list(arrays.items()):
@@ -132,8 +117,7 @@ def _decode(body: memoryview) -> Checkpoint:
             tables[name.removeprefix(_TABLE)] = _read_table(arrays.pop(name))
         elif array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    # Older checkpoints have no mean return.
-    counts = {name: header.pop(name, None) for name in _COUNTS}
+    counts = {name: header.pop(name, None) for name in _COUNTS}  # older ones have no mean return
     totals = from_data(Totals, counts, starts=starts)
     return from_data(Checkpoint, header, totals=totals, learner=arrays, tables=tables)
 
@@ -149,7 +133,7 @@ def _read_table(array: np.ndarray) -> bytes:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that a run wrote into a folder, named for their iterations, newest first."""
-    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
+    own = [path for path in folder.glob("*.ckpt") if re.fullmatch(r"\d{8,}", path.stem)]
     return sorted(filter(Path.is_file, own), key=lambda path: int(path.stem), reverse=True)
 
 
@@ -167,9 +151,7 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
         try:
             return read_checkpoint(file), []
         except CheckpointError as error:
-            raise UsageError(
-                f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
-            ) from error
+            raise UsageError(f"{error}. Name a run folder, or a checkpoint in one") from error
     damaged = []
     for file in checkpoints_of(path):
         try:
@@ -179,40 +161,33 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
         else:
             used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
             return checkpoint, [f"{damage}; {used}" for damage in damaged]
-    hint = (
-        f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run that "
-        f"has saved one, or take the version of flame_rl that {STARTS_NAME} names"
-    )
+    remedy = f"name a run that has saved one, or take the version of flame_rl in {STARTS_NAME}"
+    hint = f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}"
     raise UsageError("\n".join([hint, *damaged]))
 
 
 class Checkpointer:
-    """Saves a run's state every N iterations, and when asked to; and the best.
-
-    The best is the policy of the best evaluation; without evaluations, the policy that collected
-    the best mean return of training, from before that iteration's update, or with `overlap` one
-    update earlier. Where the run goes on from before the best, that is found anew.
-    """
+    """Saves a run's state every N iterations, and when asked to; and the best: the policy of the
+    best evaluation, or without evaluations the one that collected the best mean return of training,
+    from before that iteration's update, or with `overlap` one update earlier. Where the run goes on
+    from before the best, that is found anew."""
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
         """`tables` has, by file name, all text of each CSV file, also what is not on disk yet."""
         self._folder = folder / CHECKPOINTS_NAME
         self._best_path = self._folder / BEST_NAME
         self._trainer, self._tables = trainer, tables
-        self._lengths = self._table_lengths()
+        self._lengths = tuple(map(len, tables.values()))
         self._score: float | None = None  # of the latest iteration; None once it is saved
-        # The best mean return and its iteration.
-        self.best = -math.inf, 0
+        self.best = -math.inf, 0  # the best mean return and its iteration
         # The best state and the tables' lengths then, while it is not on disk.
         self._better: tuple[RunState, tuple[int, ...]] | None = None
-        # The first replayed episode that each kept checkpoint needs.
-        self._needed: dict[Path, int] = {}
+        self._needed: dict[Path, int] = {}  # the first replayed episode that each kept file needs
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             best = read_checkpoint(self._best_path)
-            iterations = best.totals.iterations
-            if best.score is not None and iterations <= trainer.totals.iterations:
+            if best.score is not None and best.totals.iterations <= trainer.totals.iterations:
                 evaluated = trainer.config.experiment.evaluate_every is not None
-                self.best = best.score, iterations - evaluated
+                self.best = best.score, best.totals.iterations - evaluated
 
     def begin(self) -> None:
         """Save the state before the first iteration. Raises RunError if the disk refuses."""
@@ -221,7 +196,7 @@ class Checkpointer:
     def report(self, result: IterationResult) -> None:
         """Call after every iteration. Raises RunError if the disk refuses."""
         config, before = self._trainer.config, self._lengths
-        self._lengths, self._score = self._table_lengths(), result.reward_mean
+        self._lengths, self._score = tuple(map(len, self._tables.values())), result.reward_mean
         every, done = config.experiment.evaluate_every, result.iteration + 1
         if every is None and result.reward_mean > self.best[0]:
             self.best = result.reward_mean, result.iteration
@@ -268,9 +243,6 @@ class Checkpointer:
         """The state now, as views: it must be written before the next iteration."""
         return RunState(self._trainer.totals, self._trainer.learner.state_dict())
 
-    def _table_lengths(self) -> tuple[int, ...]:
-        return tuple(map(len, self._tables.values()))
-
     def _write(
         self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None
     ) -> None:
@@ -279,8 +251,7 @@ class Checkpointer:
         spec, config = self._trainer.spec, self._trainer.config
         data = encode_checkpoint(state, score, spec, config, tables)
         with refused_by_the_disk(path):
-            # Without its parents: a run folder that was moved is not made again.
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(exist_ok=True)  # not its parents: a moved folder is not made again
             write_atomically(path, data)
 
 
@@ -295,7 +266,7 @@ def with_collector(state: RunState) -> RunState:
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
     """Write weights.safetensors, for any tool. Raises RunError if the disk refuses."""
-    path = folder / WEIGHTS_NAME
+    path = folder / "weights.safetensors"
     # The format takes no array whose numbers are in another order than their bytes.
     ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
     with refused_as(RunError, f"{path} could not be written"):

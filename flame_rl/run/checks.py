@@ -21,15 +21,11 @@ from flame_rl.wire.inputs import OF_ONE_BYTE, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.spaces import choices_of
 
-# Bytes of a weight with its gradient, Adam's two moments, and copies for undoing and for actors, in
-# a policy and a value network.
+# Bytes of a weight, its gradient, Adam's moments, copies to undo and for actors, in two networks.
 _WEIGHT_BYTES = 48
-# Choices from which on an iteration takes tens of seconds.
-_MANY_CHOICES = 100_000
-# Numbers from which on a Box of several axes may be meant as a picture.
-_MANY = 1000
-# Fragments of an iteration, if none ends early, and the least steps of one where nobody has set
-# them: of fewer, most of an advantage is the value network's word.
+# Choices that take tens of seconds, and numbers in several axes that may be meant as a picture.
+_MANY_CHOICES, _MANY = 100_000, 1000
+# Fragments of an iteration, and the least steps of one: of fewer, values decide most advantages.
 _FRAGMENTS, _LEAST_FRAGMENT = 8, 64
 
 
@@ -63,8 +59,7 @@ def most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec
 
 
 def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
-    """The most env steps of a run, but for the end of its last iteration or, with --steps-per-iter,
-    episode; None: not known."""
+    """The most env steps of a run, or None; the end of the last iteration or episode is more."""
     if experiment.env_steps is not None:
         return experiment.env_steps
     each = most_env_steps_of_an_iteration(experiment, spec)
@@ -107,22 +102,17 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     warnings, experiment, algorithm = [], config.experiment, config.algorithm
     wanted, limit, env = experiment.max_episode_steps, spec.time_limit, spec.env_id
     if wanted is not None and limit is not None and limit < wanted:
-        warnings.append(
-            f"--max-episode-steps: {wanted} has no effect: {env} has a time limit of {limit} "
-            "steps in its own code; change it there"
-        )
+        own = f"{env} has a time limit of {limit} steps in its own code; change it there"
+        warnings.append(f"--max-episode-steps: {wanted} has no effect: {own}")
     if experiment.evaluate_every is not None and limit is None:
-        warnings.append(
-            f"--evaluate-every: there is no time limit of {env}, and without exploration an "
-            "episode may never end; --max-episode-steps sets one"
-        )
+        never = "without exploration an episode may never end; --max-episode-steps sets one"
+        warnings.append(f"--evaluate-every: there is no time limit of {env}, and {never}")
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
     if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
-        warnings.append(
-            f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "
-            f"has about {most:,} at most: it would learn nothing; choose fewer, or a longer run"
-        )
+        has = f"and the run has about {most:,} at most: choose fewer, or a longer run"
+        text = f"{warm_up:,} env steps before the first gradient step, {has}"
+        warnings.append(f"--warm-up-steps: {text}")
     space = spec.action_space
     if isinstance(space, spaces.Box) and not (bounded := has_bounds(space)).all():
         effect = f"the actions of {algorithm.title} never leave -1 to 1"
@@ -134,10 +124,9 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "which actions are scaled, or a wrapper (gymnasium.wrappers.TransformAction)"
         )
     if (choices := sum(choices_of(space))) >= _MANY_CHOICES:
-        warnings.append(
-            f"the action space of {env}: {choices:,} choices, each with an output of its own, take "
-            "minutes an iteration; make it a MultiDiscrete, or a Box that a wrapper rounds"
-        )
+        remedy = "make it a MultiDiscrete, or a Box that a wrapper rounds"
+        slow = f"{choices:,} choices take minutes an iteration"
+        warnings.append(f"the action space of {env}: {slow}; {remedy}")
     for part in observation_parts(spec.observation_space):
         box, numbers = part.space, part.stop - part.start
         axes = len(box.shape) if isinstance(box, spaces.Box) else 0
@@ -145,8 +134,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         if axes >= 2 and numbers >= _MANY and (axes > 3 or box.dtype not in OF_ONE_BYTE):
             warnings.append(
                 f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
-                f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
-                "with two or three axes"
+                f"{numbers:,} single numbers; a picture is a Box of uint8 with two or three axes"
             )
     return warnings
 
@@ -166,18 +154,16 @@ def own_networks() -> Iterator[None]:
         raise
     except Exception as error:
         if "failed to map segment" in str(error):
-            raise UsageError(
-                f"torch cannot be loaded: {error}; let it have 3.5 GB of address space (ulimit -v)"
-            ) from error
+            remedy = "let it have 3.5 GB of address space (ulimit -v)"
+            raise UsageError(f"torch cannot be loaded: {error}; {remedy}") from error
         module = getattr(error, "obj", None)  # of an AttributeError
         if isinstance(error, ImportError):
             module = sys.modules.get(error.name)
         # See flame_rl.learner.own_model.
         if getattr(module, "__name__", "") in ("model", getattr(module, "__file__", None)):
-            raise UsageError(
-                f"{module.__file__}: {error}. This file is found before the networks of flame_rl, "
-                "its model.py: begin with a copy of that one, or give this file another name"
-            ) from error
+            text = "This file is found before the networks of flame_rl, its model.py: begin with a "
+            text += "copy of that one, or give this file another name"
+            raise UsageError(f"{module.__file__}: {error}. {text}") from error
         lines = [
             f"{frame.f_code.co_filename}, line {number}"
             for frame, number in walk_tb(error.__traceback__)

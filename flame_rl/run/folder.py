@@ -1,5 +1,4 @@
-"""A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy: every
-command imports this module."""
+"""A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy."""
 
 import contextlib
 import fcntl
@@ -32,7 +31,6 @@ BEST_NAME = "best.ckpt"
 REPLAY_NAME = "replay"
 STARTS_NAME = "starts.jsonl"
 LOCK_NAME = ".lock"
-_GIT_SECONDS = 5.0
 
 
 def check_output(config: TrainConfig) -> None:
@@ -66,9 +64,8 @@ def make_folder(config: TrainConfig) -> Path:
 
 @contextlib.contextmanager
 def hold_folder(config: TrainConfig) -> Iterator[Path]:
-    """The run's folder, made if it is not there; within the block no other process gets it. It is
-    removed if nothing was written to it. Raises UsageError if another process holds it, another run
-    is in it, or writing fails."""
+    """The run's folder, made if it is not there, and removed if nothing was written to it; within
+    the block no other process gets it. Raises UsageError if another process or run has it."""
     with refused_as(UsageError, "--output: cannot write"):
         folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
@@ -77,10 +74,8 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             # The system releases the lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(
-                f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
-                "for its end or stop it, or name another folder"
-            ) from error
+            where = f"another process is writing the run in {path_to_show(folder, Path.cwd())}"
+            raise UsageError(f"{where}; wait for its end, or name another folder") from error
         except OSError:
             pass  # a file system without locks
         check_output(config)  # again: another process may have held it until now
@@ -97,12 +92,9 @@ def is_held(folder: Path) -> bool:
     """Whether a process is writing the run in this folder."""
     try:
         with (folder / LOCK_NAME).open("rb") as lock:
-            # Only for a moment; `hold_folder` asks for it exclusively.
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or a file system without locks
-        return False
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # only for a moment
+    except OSError as error:  # others: no such file, or a file system without locks
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -200,10 +192,8 @@ def _lies_in(folder: Path, place: str | Path, path: Path) -> bool:
 
 
 def _untrusted(folder: Path, what: str) -> UsageError:
-    return UsageError(
-        f"{folder}: {what} lies in the run folder itself and would be run; read it, and give "
-        "--trust (trust=True in Python) if you trust it"
-    )
+    remedy = "read it, and give --trust (trust=True in Python) if you trust it"
+    return UsageError(f"{folder}: {what} lies in the run folder and would be run; {remedy}")
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
@@ -249,13 +239,12 @@ def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> Non
 
 
 def package_version() -> str:
-    """The package's version and, in a git repository of its own, the commit, with "-dirty" where
-    files differ from it."""
+    """The version and, in a git repository of its own, the commit, "-dirty" where files differ."""
     root, version = Path(flame_rl.__file__).parent.parent, flame_rl.__version__
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     # A hook of git sets variables that name another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": _GIT_SECONDS}
+    how = {"cwd": root, "env": env, "stderr": subprocess.DEVNULL, "timeout": 5.0}
     # There may be no git, or it may not be read.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if (root / ".git").exists():
@@ -264,8 +253,7 @@ def package_version() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that the bits of a result depend on, and what these choose for this
-    machine's processor."""
+    """Versions of the libraries that decide a result's bits, and their choices for this CPU."""
     import torch
 
     from flame_rl.actor.remote import processor

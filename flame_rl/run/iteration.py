@@ -1,5 +1,4 @@
-"""One iteration in two steps: collect episodes, learn from them; and collecting the next one while
-the learner updates. Prints and writes nothing."""
+"""One iteration: collect episodes, learn from them; and collecting the next during an update."""
 
 from __future__ import annotations
 
@@ -127,10 +126,9 @@ def _whole_returns(request: CollectRequest, episodes: Episodes, returns: np.ndar
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
-    """The request for the next iteration's episodes, collected by the policy `version`. With a
-    number of env steps, it begins with as many episodes as have them if they are as long as those
-    of the last iteration, and in the first one if each lasts to its time limit; fragments, with as
-    many as have them if none ends early."""
+    """The request for the next iteration's episodes, by the policy `version`. With a number of env
+    steps, it begins with as many episodes as have them if they are as long as the last iteration's,
+    at first as the time limit; fragments, with as many as have them if none ends early."""
     experiment = config.experiment
     steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
     most = fragment_steps(config, spec)
@@ -159,8 +157,7 @@ def make_request(
 
 
 class PrefetchingBackend:
-    """Collects by a backend, and can begin before it is asked to; `begun` is the request that was
-    begun last and not yet fetched."""
+    """Collects by a backend, and can begin before it is asked to: `begun` is not yet fetched."""
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""

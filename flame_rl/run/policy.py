@@ -1,5 +1,4 @@
-"""`Policy`: acts in the environment's own observations and actions, without a Trainer, an
-environment or workers."""
+"""`Policy`: acts in the environment's own observations and actions, without a Trainer."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ Action = np.integer | np.ndarray
 
 
 class Policy:
-    """Chooses actions as the policy of a run does, by the arithmetic of the actors, for
-    observations from anywhere.
+    """Chooses actions as the policy of a run does, by the arithmetic of the actors.
 
         policy = Policy.load("runs/cartpole-ppo-20261121-115727")
         action = policy.act(observation)
@@ -44,14 +42,12 @@ class Policy:
         """`seed` decides the actions that are sampled."""
         self.spec, self.updates = spec, snapshot.version
         self._policy = ActingPolicy(snapshot)
-        given = isinstance(seed, np.random.Generator)
-        self._generator = seed if given else acting_generator(seed)
+        self._generator = seed if isinstance(seed, np.random.Generator) else acting_generator(seed)
         self._parts = _observed_parts(snapshot, spec)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         self.begin()
-        # Nobody has said yet that an episode begins.
-        self._playing = 0
+        self._playing = 0  # nobody has said yet that an episode begins
 
     @classmethod
     def load(cls, path: str | Path, best: bool = False, seed: int = 0) -> Policy:
@@ -73,14 +69,11 @@ class Policy:
 
     def begin(self, episodes: int = 1) -> None:
         """Say that the next observations are the first of these episodes, side by side. A policy
-        with a memory must know; for another, only noise that depends on the step before begins
-        anew."""
+        with a memory must know; for another, noise that depends on earlier steps begins anew."""
         self._playing = episodes
-        # The policy acts for whole blocks of rows.
-        self._width = -(-episodes // ROW_BLOCK) * ROW_BLOCK
+        self._width = -(-episodes // ROW_BLOCK) * ROW_BLOCK  # whole blocks of rows
         self._states = self._policy.states(self._width)
-        # The noise of each episode's latest sampled action.
-        self._noise: list[np.ndarray | None] = [None] * episodes
+        self._noise: list[np.ndarray | None] = [None] * episodes  # of each one's latest action
 
     def act(self, observation: object, explore: bool = False, action_mask: object = None) -> Action:
         """The action for one observation; see `act_all`."""
@@ -93,12 +86,10 @@ class Policy:
         explore: bool = False,
         action_masks: Sequence[object] | np.ndarray | None = None,
     ) -> Sequence[Action]:
-        """An action for each observation, an element of the action space: the same, to the bit, as
-        for that observation alone.
+        """An action for each observation, to the bit the same as for that observation alone.
 
         Args:
-            observations: as the environment returns them; with a memory, one of each episode that
-                has begun.
+            observations: as the environment returns them; with a memory, one of each episode.
             explore: whether to sample, with noise that may depend on the step before; otherwise the
                 policy's mean, or the choice that is likeliest or worth most.
             action_masks: what each observation allows, as the environment returns it; for a policy
@@ -110,10 +101,8 @@ class Policy:
         policy, count = self._policy, len(observations)
         if policy.remembers and count != self._playing:
             begun = f"{self._playing} had begun" if self._playing else "none has begun"
-            raise ValueError(
-                f"episode: {begun}, and {count} are observed; call begin whenever environments are "
-                "reset, as this policy remembers what it observed"
-            )
+            remedy = "call begin whenever environments are reset: this policy has a memory"
+            raise ValueError(f"episode: {begun}, and {count} are observed; {remedy}")
         if count != len(self._noise):
             self.begin(count)
         rows = np.zeros((self._width, policy.observation_dim), self._dtype)
@@ -129,10 +118,9 @@ class Policy:
         """The masks of `count` observations as the policy's head takes them."""
         given, space = 0 if action_masks is None else len(action_masks), self.spec.action_space
         if given != (wanted := count if self.spec.masked else 0):
-            raise ValueError(
-                f"action_mask: {given} for {count} observations; this policy was trained "
-                f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
-            )
+            how = f'{"with" if wanted else "without"} masks, action_mask=info["action_mask"]'
+            text = f"{given} for {count} observations; this policy was trained {how}"
+            raise ValueError(f"action_mask: {text}")
         if not given:
             return {}
         allowed = np.ones((self._width, sum(choices_of(space))), np.uint8)

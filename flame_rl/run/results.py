@@ -16,15 +16,11 @@ from flame_rl.wire.fields import Whole, Within
 from flame_rl.wire.messages import Episodes, Start
 
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
-# What is said of an iteration's returns; methods of an array.
-SPREAD = ("mean", "std", "min", "max")
+SPREAD = ("mean", "std", "min", "max")  # what is said of returns; methods of an array
 RESAMPLES = 10_000
-# The most episodes whose mean has Student's interval.
-FEW = 30
+FEW = 30  # the most episodes whose mean has Student's interval
 # The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-# Numbers that are resampled at a time.
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -106,16 +102,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured times and traffic of an iteration; they differ from run to run.
-
-    Attributes:
-        collecting, updating, evaluating: seconds; with `overlap`, episodes may have been on their
-            way before they are asked for.
-        waiting: seconds in which this process had nothing to do while episodes were collected.
-        env_steps_per_second: from the first task to the last answer, also during the update.
-        bytes_out, bytes_in: to the workers and from them.
-        retries, dropped: tasks that were sent again, and answers that came too late.
-    """
+    """Measured times and traffic of an iteration; they differ from run to run: the seconds of
+    collecting (with `overlap` it may begin earlier), updating, evaluating, and `waiting`, in which
+    this process had nothing to do; env steps per second from the first task to the last answer,
+    also during the update; bytes to the workers and from them; tasks that were sent again, and
+    answers that came too late."""
 
     collecting: float
     updating: float
@@ -137,12 +128,10 @@ class IterationResult:
         episodes, env_steps: totals since the start.
         reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted;
             a fragment counts as an episode, here and in `episodes` and `length_mean`.
-        length_mean: mean steps per episode.
         metrics: the algorithm's, by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
         reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
-        totals: the progress of the run after this iteration.
     """
 
     iteration: int
@@ -173,10 +162,8 @@ def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
     if low <= following <= high:
         return ""
     name, end = ("lowest", low) if following < low else ("highest", high)
-    return (
-        f"--{name}-return: values have reached {end:g}, the last atom of C51; begin again with one "
-        "as far as discounted returns go, at most a step's reward divided by 1 - gamma"
-    )
+    remedy = "begin again with one as far as returns go, at most a step's reward / (1 - gamma)"
+    return f"--{name}-return: values have reached {end:g}, the last atom of C51; {remedy}"
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
@@ -204,8 +191,7 @@ def mean_interval(values: np.ndarray) -> tuple[float, float] | tuple[None, None]
     if len(values) == 1:
         return None, None
     if len(values) > FEW:
-        low, high = bootstrap_interval(values)
-        return float(low), float(high)
+        return tuple(map(float, bootstrap_interval(values)))
     mean = float(values.mean())
     reach = student_quantile(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
     return mean - reach, mean + reach
@@ -224,7 +210,7 @@ def bootstrap_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     1979, "Bootstrap Methods: Another Look at the Jackknife"); equal values give equal intervals."""
     generator = np.random.default_rng(0)
     means = np.empty((RESAMPLES, *values.shape[1:]))
-    block = max(1, _BLOCK // values.size)
+    block = max(1, (1 << 20) // values.size)  # so that memory suffices
     for start in range(0, RESAMPLES, block):
         count = min(block, RESAMPLES - start)
         picked = generator.integers(0, len(values), (count, len(values)))

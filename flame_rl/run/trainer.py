@@ -1,7 +1,4 @@
-"""`Trainer`: training, evaluating and acting, for Python and the command line alike.
-
-Imports nothing heavy: torch is loaded when a `Trainer` is made.
-"""
+"""`Trainer`: trains, evaluates and acts. Only making one, not the import, imports torch."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
 Callback = Callable[[results.IterationResult], Literal["stop"] | None]
 
-# Settings that the command line carries out, and not the Trainer.
-_REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
+_REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")  # of the command line
 
 
 class Trainer:
@@ -92,10 +88,8 @@ class Trainer:
             _refuse_reports(vars(config.output))
         env, name = config.experiment.env, config.experiment.env_name
         if name.startswith(CALLABLE) and isinstance(env, str):
-            raise UsageError(
-                f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
-                "environments; only Python can pass it: Trainer.load(path, env=…)"
-            )
+            made = f"the function {name.removeprefix(CALLABLE)} made this run's environments"
+            raise UsageError(f"--env: {made}; only Python can pass it: Trainer.load(path, env=…)")
         checks.refuse_impossible_sizes(config)
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
         self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
@@ -177,16 +171,15 @@ class Trainer:
         environment: dict[str, Any] | None = None,
         **changes: Unpack[Changes],
     ) -> Trainer:
-        """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
+        """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder,
+        or with `best` its best one.
 
         Args:
-            path: a checkpoint file or a run folder; with `best`, the folder's best checkpoint.
             callback, stop: as in `Trainer`.
             environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
                 in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
-                `env`, where a function made the environments; and `trust`, to run modules that lie
-                in the run folder.
+                `env`, where a function made the environments; and `trust`, see `Output`.
 
         Raises UsageError if there is no sound checkpoint, it does not fit model.py, a change would
         make it another run, or the other environment has other spaces.
@@ -207,21 +200,19 @@ class Trainer:
         if not other and (different := folder.differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(changes)
-        # The run folder's own settings ask nothing of this Trainer.
-        trainer = cls(config, callback, stop, reports=True)
+        trainer = cls(config, callback, stop, reports=True)  # the run's own reports are void
         try:
             trainer._take_up(found, path, elsewhere=bool(other))
         except BaseException:
             trainer.close()
             raise
-        # Other warnings are for those who train.
-        trainer.warnings = warnings
+        trainer.warnings = warnings  # other warnings are for those who train
         return trainer
 
     def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:
-        """Begin, or continue the run that `config.output.resume` names, a folder or a checkpoint in
-        one. `found` is what `find_checkpoint` returned for it, if it was called. Raises UsageError
-        if no checkpoint can be used, or it does not fit config.json or model.py."""
+        """Begin, or continue the run that `config.output.resume` names; `found` is what
+        `find_checkpoint` returned for it, if called. Raises UsageError if no checkpoint can be used
+        or fits."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoint.checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
@@ -231,10 +222,8 @@ class Trainer:
         newest, damaged = found or checkpoint.find_checkpoint(path)
         if different := folder.differences(TrainConfig.from_data(newest.config), self.config):
             file = folder.run_of(path) / folder.CONFIG_NAME
-            raise UsageError(
-                f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
-                "run's values back, or begin a new run"
-            )
+            text = f"{file} is not that of the run's checkpoint: {different}. Write the run's"
+            raise UsageError(f"--resume: {text} values back, or begin a new run")
         self._take_up(newest, path)
         self.warnings += damaged + transfer.what_differs(newest, self.config)
 
@@ -262,9 +251,8 @@ class Trainer:
             why = f"all {getattr(experiment, name)} are done"
             if results.reached(experiment, self.totals):
                 name, why = "stop_at", f"the mean return has reached {experiment.stop_at}"
-            raise UsageError(
-                f"{flag(name)}: {why}; save(path), then Trainer.load(path, {name}=…), goes on"
-            )
+            more = f"save(path), then Trainer.load(path, {name}=…), goes on"
+            raise UsageError(f"{flag(name)}: {why}; {more}")
         self._refuse_if_closed()
         if self.stop.is_set():
             raise Interrupted
@@ -311,8 +299,7 @@ class Trainer:
         """Evaluate the policy in that many episodes, which it does not learn from.
 
         Args:
-            explore: whether to sample actions as in training; otherwise each action is the policy's
-                mean, or the choice that is likeliest or worth most.
+            explore: whether to sample actions as in training; see `Policy.act_all`.
             seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
@@ -343,8 +330,7 @@ class Trainer:
         return self._backend.collect(snapshot, request).episodes
 
     def begin_episode(self) -> None:
-        """Say that the next observation for `compute_action` is an episode's first. A policy with
-        memory must know; for another, only noise that depends on the step before begins anew."""
+        """Begin an episode of `compute_action`; see `Policy.begin`."""
         self._latest_policy().begin()
 
     def compute_action(
@@ -366,7 +352,7 @@ class Trainer:
         return self.learner.parts.get("replay")
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
+        """Write a checkpoint that `load` reads, and beside it, in PATH.replay, replayed experience.
         Raises RunError if the disk refuses."""
         path = Path(path)
         with checkpoint.refused_by_the_disk(path):
@@ -382,8 +368,7 @@ class Trainer:
         self._workers.listener = listener
 
     def close(self) -> None:
-        """Stop all workers and threads, and close the learner. May be called twice; does nothing in
-        a fork, which has none of them."""
+        """Stop workers and threads, and close the learner. Twice, or in a fork, it does nothing."""
         self._closed = True
         if os.getpid() != self._process:
             return
@@ -404,8 +389,7 @@ class Trainer:
 
 
 def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
-    """Give environments that a Python function makes a Gymnasium id, made from `name`, like any
-    other environment; returns the id."""
+    """Register a Python function that makes environments; returns their id, made from `name`."""
 
     # Gymnasium copies what it registers, but not a plain function and what that refers to.
     def entry_point(**keywords: Any) -> gymnasium.Env:
@@ -414,8 +398,7 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
     stem = env_id = re.sub(r"[^\w.]+", "-", name).strip("-")
     for number in itertools.count(2):
         spec = EnvSpec(env_id, entry_point)
-        # In one step, because other threads may register theirs.
-        if gymnasium.registry.setdefault(env_id, spec) is spec:
+        if gymnasium.registry.setdefault(env_id, spec) is spec:  # unless another thread was first
             return env_id
         env_id = f"{stem}-{number}"
 

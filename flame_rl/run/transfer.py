@@ -1,5 +1,4 @@
-"""What a run takes from a checkpoint: all of its own, to go on; from another run's what fits: its
-networks and normalisation, layer by layer, and its replay memory."""
+"""What a run takes from a checkpoint: all of its own; what fits of another run's."""
 
 from __future__ import annotations
 
@@ -27,18 +26,14 @@ if TYPE_CHECKING:  # imports torch, which takes seconds
 
 State = dict[str, np.ndarray]
 
-# Of `--from RUN/best`: the run folder's best checkpoint.
-_BEST = "best"
 # Settings that say which layers a network has.
 _OF_NETWORKS = ("model", "hidden_sizes", "activation", "frame_stack", "memory", "memory_size")
 _OF_NETWORKS += ("shared_torso", "dueling", "layer_norm")
-# The running moments of a learner; see `Statistics` and `NormalizedObservations`.
-_OBSERVATIONS = "observations"
+_OBSERVATIONS = "observations"  # running moments; see `Statistics` and `NormalizedObservations`
 _MOMENTS = (_OBSERVATIONS, "returns")
 # A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
 _PLACED = re.compile(r"^(.*\bnetwork\.)(\d+)(\..*)$")
-# The layers of a policy.
-_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.\d+)\..*")
+_OF_POLICY = re.compile(r"((?:shared\.)?policy\.network\.\d+)\..*")  # the layers of a policy
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
@@ -49,9 +44,8 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     try:
         learner.load_state_dict(checkpoint.learner)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"the checkpoint in {path} does not fit the network in model.py: {error}"
-        ) from error
+        text = f"the checkpoint in {path} does not fit the network in model.py"
+        raise UsageError(f"{text}: {error}") from error
 
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
@@ -62,10 +56,8 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         warnings.append("with another end of the run, the learning rates or sample weights change")
     then, device = saved.execution.device, config.execution.device
     if then != device:
-        warnings.append(
-            f"the run learned with --device {then}, and goes on with --device {device}: results "
-            "differ from now on"
-        )
+        devices = f"the run learned with --device {then}, and goes on with --device {device}"
+        warnings.append(f"{devices}: results differ from now on")
     here = library_versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
@@ -90,10 +82,9 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec) -> None
     for name, form in forms.items():
         then, now = getattr(trained, name), getattr(here, name)
         if form(then) != form(now):
-            raise UsageError(
-                f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
-                f"of {here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
-            )
+            text = f"{name} of {trained.env_id}, where the policy was trained, is {then}, and of "
+            text += f"{here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
+            raise UsageError(f"--env: {text}")
 
 
 def form_of(space: spaces.Space) -> object:
@@ -113,8 +104,7 @@ def begin_from(
     learner: Learner, config: TrainConfig, spec: EnvironmentSpec
 ) -> tuple[str, str, list[str]] | None:
     """Give a new learner, for the environment `spec`, what fits of the run that
-    `config.experiment.from_` names, if any. All else begins anew: optimisers, versions, counters,
-    random numbers.
+    `config.experiment.from_` names, if any. All else begins anew, such as optimisers and counters.
 
     Returns the SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
     what was not, and why. Raises UsageError if there is no sound checkpoint, its state is not that
@@ -131,26 +121,21 @@ def begin_from(
     source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.totals.iterations} iterations"
     digest = arrays_digest(checkpoint.learner)
     if config.experiment.from_digest not in (None, digest):
-        raise UsageError(
-            f"--from: {path} has gone on or was replaced: the SHA-256 of its state is {digest}, "
-            f"not {config.experiment.from_digest}; name the checkpoint that the run began with"
-        )
+        text = f"has gone on or was replaced: its SHA-256 is {digest}, not"
+        text += f" {config.experiment.from_digest}; name the checkpoint that the run began with"
+        raise UsageError(f"--from: {path} {text}")
     then, now = output_of(old, checkpoint.spec), output_of(config, spec)
     another = "" if then == now else f"gives {then} there and {now} here"
     parts, left = take(learner, checkpoint.learner, another)
     if not parts:
-        raise UsageError(
-            f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
-            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso)"
-        )
+        text = f"nothing of {path}, {source}, fits these networks: {'; '.join(left)}. Give the"
+        raise UsageError(f"--from: {text} ones it has (--hidden-sizes, --memory, --shared-torso)")
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
-        warnings.append(
-            f"--from: {path} normalises observations, and this run does not: "
-            f"--normalize-observations True, where {config.algorithm_name} has it"
-        )
+        remedy = f"--normalize-observations True, where {config.algorithm_name} has it"
+        warnings.append(f"--from: {path} normalises observations, and this run does not: {remedy}")
     return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
 
 
@@ -164,7 +149,7 @@ def settings_of_networks(path: Path) -> dict[str, object]:
 
 def _found(path: Path) -> tuple[Path, Checkpoint, list[str]]:
     """The run or file that --from names, and what `find_checkpoint` returns. Raises UsageError."""
-    best = path.name == _BEST and not path.exists() and path.parent.is_dir()
+    best = path.name == "best" and not path.exists() and path.parent.is_dir()  # RUN/best
     run = path.parent if best else path
     try:
         return run, *find_checkpoint(run, best)
@@ -238,8 +223,7 @@ def take(learner: Learner, state: State, another: str) -> tuple[list[str], list[
     unlike = {layer: another for layer in layers[-1:] if another}
     parts = (*first.values(), *_MOMENTS)
     taken, left = _fitting(new, _named_as_in(new, state), parts, unlike)
-    # Biases and the moments of returns may fit anything.
-    if not any(array.ndim > 1 for array in taken.values()):
+    if not any(array.ndim > 1 for array in taken.values()):  # biases may fit anything
         return [], left
     merged = new | taken
     for copy, source in sources.items():
@@ -275,11 +259,10 @@ def _fitting(
         part, names = layer.partition(".")[0], list(group)
         if part not in parts:
             continue
+        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
         if layer in others:
             left[f"{layer} {others[layer]}"] = True
-            continue
-        unlike = [name for name in names if name not in old or _form(old[name]) != _form(new[name])]
-        if not unlike:
+        elif not unlike:
             taken |= {name: old[name] for name in names}
         elif (name := unlike[0]) in old:
             left[f"{name} is {_form(old[name])} there and {_form(new[name])} here"] = True

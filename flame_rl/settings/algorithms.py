@@ -10,30 +10,15 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from flame_rl.settings.checks import (
-    PAIR,
-    Count,
-    CountOrZero,
-    Fraction,
-    NonNegative,
-    Number,
-    Positive,
-    check_fields,
-    matching,
-    refuse,
-    within,
-)
+from flame_rl.settings import checks
+from flame_rl.settings.checks import Count, CountOrZero, Fraction, NonNegative, Number, Positive
 from flame_rl.system.errors import UsageError
 
-# The losses that every network with shared layers has.
-SHARED_LOSSES = ("policy", "value")
+SHARED_LOSSES = ("policy", "value")  # the losses that every network with shared layers has
 
-LogStd = Annotated[float, within(-20, 5)]
-# A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, within(1e-6, 7)]
-UpdatesPerStep = Annotated[float, within(0.001, 1000)]
-Auxiliary = Annotated[str, matching(PAIR, "a module and a class, as in prediction:NextObservation")]
-PolicyLoss = Annotated[str, matching(PAIR, "a module and a function, as in my_losses:clipped")]
+LogStd = Annotated[float, checks.within(-20, 5)]
+SquashedStd = Annotated[float, checks.within(1e-6, 7)]  # a squashed policy clips the logarithm at 2
+UpdatesPerStep = Annotated[float, checks.within(0.001, 1000)]
 
 # The settings of each algorithm, by its name.
 ALGORITHMS: dict[str, type[AlgorithmSettings]] = {}
@@ -73,7 +58,7 @@ class AlgorithmSettings:
             ALGORITHMS[name] = cls
             cls.name, cls.title = name, title or name.upper()
 
-    __post_init__ = check_fields
+    __post_init__ = checks.check_fields
 
 
 @dataclass(frozen=True)
@@ -113,8 +98,7 @@ class PolicyGradient:
 
 @dataclass(frozen=True)
 class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
-    """Updates from the episodes of one iteration, which the policy itself has played; with
-    `trains_values` there is a value network."""
+    """Updates from an iteration's own episodes; with `trains_values` there is a value network."""
 
     trains_values: ClassVar[bool] = True
 
@@ -132,10 +116,10 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     value_weight: Positive = 2.0
     """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
 
-    policy_loss: PolicyLoss | None = None
+    policy_loss: checks.Function | None = None
     """Loss of the policy in place of the algorithm's own, a function module:function of torch."""
 
-    auxiliary: tuple[Auxiliary, ...] = ()
+    auxiliary: tuple[checks.Class, ...] = ()
     """With --shared-torso, further losses of the shared layers, module:class each."""
 
     auxiliary_weights: tuple[NonNegative, ...] = ()
@@ -149,20 +133,18 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
         if self.auxiliary and not self.shared_torso:
             raise UsageError("--auxiliary: losses of the shared layers; add --shared-torso True")
         if len(self.auxiliary_weights) != len(self.auxiliary):
-            refuse("auxiliary_weights", "one for each of --auxiliary", self.auxiliary_weights)
+            checks.refuse("auxiliary_weights", "as many as --auxiliary", self.auxiliary_weights)
 
 
 def loss_name(function: str) -> str:
-    """The name of the loss module:function in metrics.csv: prediction:NextObservation is
-    next_observation."""
+    """The name in metrics.csv of a loss: of prediction:NextObservation next_observation."""
     name = function.rpartition(":")[2]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 @dataclass(frozen=True)
 class GeneralizedAdvantages(OnPolicy):
-    """Generalised advantage estimation (Schulman et al. 2016), corrected by V-trace where another
-    policy has played."""
+    """Generalised advantages (Schulman et al. 2016), by V-trace where another policy has played."""
 
     gae_lambda: Fraction = 0.95
     """Lambda of generalised advantages, from 0 (one step and a value) to 1 (the whole episode)."""
@@ -220,8 +202,7 @@ class Prioritized:
 
 @dataclass(frozen=True)
 class Hindsight:
-    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017, "Hindsight
-    Experience Replay"), in environments with goals."""
+    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017)."""
 
     hindsight: Literal["none", "future", "final"] = "none"
     """Learn as if a goal that the episode reached later, or last, had been the desired one."""
@@ -232,8 +213,7 @@ class Hindsight:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Values of discrete actions: the best action is taken, or with probability epsilon a random
-    one."""
+    """Values of discrete actions: the best is taken, or with probability epsilon a random one."""
 
     epsilon_start: Fraction = 1.0
     """Probability of a random action at the beginning of the run."""
@@ -298,9 +278,7 @@ class ActionNoise(Critics):
 class ReinforceSettings(OnPolicy, name="reinforce"):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
 
-    # Without PPO's ratio, a policy that moves far in one epoch collapses; this limit stops few
-    # good updates.
-    max_kl: Positive = 0.1
+    max_kl: Positive = 0.1  # without PPO's ratio, a policy that moves far in one epoch collapses
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
     """Baseline of returns: none, the other episodes' mean at the same step, or a value network."""
@@ -316,10 +294,7 @@ class ReinforceSettings(OnPolicy, name="reinforce"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shared_torso and not self.trains_values:
-            raise UsageError(
-                f"--shared-torso: --baseline {self.baseline} has no value network; add --baseline "
-                "value"
-            )
+            raise UsageError("--shared-torso: there is no value network; add --baseline value")
 
 
 @dataclass(frozen=True)
@@ -333,8 +308,7 @@ class A2CSettings(GeneralizedAdvantages, name="a2c"):
 class PPOSettings(GeneralizedAdvantages, name="ppo"):
     """Settings of proximal policy optimisation (Schulman et al. 2017)."""
 
-    # In an unknown environment runs are short, and smaller steps cost more than they gain.
-    learning_rate_decay: bool = False
+    learning_rate_decay: bool = False  # in an unknown environment runs are short
 
     minibatches: Count = 16
     max_kl: Positive = 0.1
@@ -351,8 +325,7 @@ class PPOSettings(GeneralizedAdvantages, name="ppo"):
 
 @dataclass(frozen=True)
 class PQNSettings(Exploration, AlgorithmSettings, name="pqn"):
-    """Settings of Q-learning without replay and target network (Gallici et al. 2025), for discrete
-    actions."""
+    """Settings of Q-learning without replay and target network (Gallici et al. 2025)."""
 
     minibatches: Count = 32
 
@@ -384,8 +357,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
     """Learn the state's value and the actions' advantages apart (Wang et al. 2016)."""
 
     distribution: Literal["none", "c51", "quantiles"] = "none"
-    """Learn the distribution of returns: probabilities of atoms (C51), quantiles (QR-DQN), or the
-    mean alone."""
+    """Learn the distribution of returns, by atoms (C51) or quantiles (QR-DQN), or their mean."""
 
     atoms: Count = 51
     """Atoms or quantiles of a distribution."""
@@ -407,17 +379,16 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
             chosen = {"none": "c51"}.get(self.distribution, self.distribution)
             vars(self).update(n_step=3 if self.n_step == 1 else self.n_step, distribution=chosen)
         if self.distribution == "c51" and self.atoms < 2:
-            refuse("atoms", "at least 2 with C51", self.atoms)
+            checks.refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:
-            refuse("lowest_return", f"less than {self.highest_return}", self.lowest_return)
+            checks.refuse("lowest_return", f"less than {self.highest_return}", self.lowest_return)
 
 
 @dataclass(frozen=True)
 class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
 
-    # Targets of the actions that were taken need recent policies.
-    capacity: Count = 10_000
+    capacity: Count = 10_000  # targets of the actions that were taken need recent policies
     epsilon_end: Fraction = 0.02
 
     expected: bool = True
@@ -426,8 +397,7 @@ class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
 
 @dataclass(frozen=True)
 class SuccessorSettings(EpsilonGreedy, Replay, name="successor", title="Successor features"):
-    """Settings of successor features (Barreto et al. 2017), for discrete actions and rewards of
-    several parts."""
+    """Settings of successor features (Barreto et al. 2017), for rewards of several parts."""
 
     may_change = ("reward_weights",)
 
@@ -450,8 +420,7 @@ class ImpalaSettings(PolicyGradient, Sequences, name="impala"):
     learning_rate: Positive = 2e-4
     entropy_coefficient: NonNegative = 0.003
     updates_per_step: UpdatesPerStep = 0.05
-    # V-trace gives little weight to what the policy would no longer do.
-    capacity: Count = 20_000
+    capacity: Count = 20_000  # V-trace gives little weight to what the policy would no longer do
 
     trace_lambda: Fraction = 0.95
     """Lambda of V-trace, from 0 (one step and a value) to 1 (the whole sequence)."""
@@ -509,8 +478,7 @@ class BCSettings(Cloning, AlgorithmSettings, name="bc"):
     normalize_observations: bool = True
 
     policy: Literal["gaussian", "squashed", "deterministic"] = "gaussian"
-    """Policy of real-valued actions: Gaussian, squashed by tanh as in sac, or deterministic as in
-    ddpg and td3."""
+    """Policy of real-valued actions: Gaussian, squashed by tanh as sac's, or deterministic."""
 
     initial_log_std: LogStd = -0.5
     initial_std: SquashedStd = 1.0
@@ -524,5 +492,5 @@ class BCSettings(Cloning, AlgorithmSettings, name="bc"):
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:
     """The class of an algorithm's settings. Raises UsageError for an unknown name."""
     if algorithm not in tuple(ALGORITHMS):  # a list has no hash
-        refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
+        checks.refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
     return ALGORITHMS[algorithm]

@@ -35,11 +35,12 @@ Fraction = Annotated[float, within(0, 1)]
 Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 # What follows the last colon, and what is before it: a module's name, which begins with no dot.
 PAIR = r"(?s)^[^.].*:[^:]+$"
+Class = Annotated[str, matching(PAIR, "a module and a class, as in my_module:Shaped")]
+Function = Annotated[str, matching(PAIR, "a module and a function, as in my_module:shaped")]
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
-    """Check every field of a dataclass but some against its annotation, in `__post_init__`. Raises
-    UsageError as `converted` does."""
+    """Check and convert the fields of a dataclass but some, in `__post_init__`; see `converted`."""
     for name, hint in hints_of(type(settings)).items():
         if name not in but:
             # The dataclass is frozen.
@@ -124,11 +125,9 @@ def _in_words(hint: Any) -> str:
     """The values that a type allows, in words."""
     kind, inner = bare(hint), get_args(bare(hint))
     names = {int: "an integer", float: "a number", bool: "True or False", Path: "a path"}
-    text = names.get(kind, "a text")
+    text = ", ".join(inner) if get_origin(kind) is Literal else names.get(kind, "a text")
     if get_origin(kind) is tuple:
         text = f"a list of {_in_words(inner[0]).split()[-1]}s"
-    elif get_origin(kind) is Literal:
-        text = ", ".join(inner)
     return f"{text} or None" if may_be_none(hint) else text
 
 
@@ -154,6 +153,5 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
 def name_is_taken(name: str) -> UsageError:
     """The error of an entry of info that has the name of another column."""
-    return UsageError(
-        f"--reward-parts, --outcomes: {name!r} is another column of metrics.csv; rename it in info"
-    )
+    remedy = "is another column of metrics.csv; rename it in info"
+    return UsageError(f"--reward-parts, --outcomes: {name!r} {remedy}")

@@ -1,5 +1,4 @@
-"""All settings of a run, from Python's keywords or from config.json; where it is computed, and what
-it writes. Imports nothing heavy, so that `--help` answers at once."""
+"""All settings of a run, from Python or config.json. Imports nothing heavy, for --help."""
 
 from __future__ import annotations
 
@@ -11,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
-from flame_rl.settings.checks import (
-    Count,
-    CountOrZero,
-    Positive,
-    Seed,
-    check_fields,
-    did_you_mean,
-    flag,
-    names_of,
-    refuse,
-    within,
-)
+from flame_rl.settings.checks import Count, CountOrZero, Positive, Seed, names_of
 from flame_rl.settings.experiment import EnvironmentSource, Experiment, environment_id
 from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
@@ -34,17 +23,13 @@ if TYPE_CHECKING:
     from flame_rl.settings.keywords import Changes, Settings
     from flame_rl.wire.messages import Environment
 
-SECTIONS = ("experiment", "algorithm", "execution", "output")
-
 
 @dataclass(frozen=True)
 class Execution:
-    """Where networks are computed and episodes are collected, and the limits of workers. Changes no
-    result, except that each device rounds in its own way."""
+    """Where networks and episodes are computed; only the rounding of devices changes results."""
 
     device: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
-    """Where networks learn; cuda or gpu: on a graphics card; auto: there for pictures, memory and
-    very large layers, where there is one."""
+    """Where networks learn; auto: on a graphics card, if any, for pictures, memory, huge layers."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -70,7 +55,7 @@ class Execution:
     slots: Count | None = None
     """Most environments side by side in a process; none: 32, or as many as a gigabyte holds."""
 
-    task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    task_timeout: Annotated[float, checks.within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds until a silent worker is killed and its episodes are collected again; none: ten times
     the longest task so far, at least a minute; 600 at first."""
 
@@ -84,7 +69,7 @@ class Execution:
     """Seconds without a result, or an executor at work on one, after which the run ends."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        checks.check_fields(self)
         if self.device == "gpu":
             vars(self).update(device="cuda")  # it is frozen
 
@@ -127,11 +112,11 @@ class Output:
     """With --resume: collect only this episode of the next iteration, in this process."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        checks.check_fields(self)
         if self.reproduce is not None and self.resume is None:
-            refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
+            checks.refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
         if len(set(self.seeds)) < len(self.seeds) or (self.seeds and self.resume is not None):
-            refuse("seeds", "each once, and for new runs alone", self.seeds)
+            checks.refuse("seeds", "each once, and for new runs alone", self.seeds)
 
 
 @dataclass(frozen=True, init=False)
@@ -158,9 +143,8 @@ class TrainConfig:
         algorithm: str = "reinforce",
         **settings: Unpack[Settings],
     ) -> None:
-        """Take the defaults, then the algorithm's preset for the environment, then `settings`:
-        fields of whichever section, by name. Of a preset, `episodes_per_iter` replaces
-        steps_per_iter. Raises UsageError."""
+        """Take the defaults, then the algorithm's preset for the environment, then `settings`, of
+        whichever section; `episodes_per_iter` replaces a preset's steps. Raises UsageError."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
         preset = preset_of(algorithm, environment_id(Experiment(env).env_name))
@@ -207,9 +191,8 @@ class TrainConfig:
                     raise ValueError(f"{unknown}: there is no such field")
             return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"config.json: not a configuration that this version can read: {error}"
-            ) from error
+            text = "config.json: not a configuration that this version can read"
+            raise UsageError(f"{text}: {error}") from error
 
     def to_json(self) -> str:
         """The text of config.json: all settings, as training uses them."""
@@ -238,7 +221,8 @@ def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
     """Raise UsageError where two sizes of an iteration are given, or two lengths of the run."""
     for replaced, name in (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps")):
         if None not in (settings.get(replaced), settings.get(name)):
-            raise UsageError(f"{flag(replaced)}: {flag(name)} takes its place; leave one out")
+            other = checks.flag(name)
+            raise UsageError(f"{checks.flag(replaced)}: {other} takes its place; leave one out")
 
 
 def owners_of(name: str, algorithm: str) -> str:
@@ -263,7 +247,7 @@ def _by_section(
     for name, value in settings.items():
         if name not in sections:
             known = ["env", "algorithm", *sections]
-            more = did_you_mean(name, known, "print(TrainConfig()) shows them all")
+            more = checks.did_you_mean(name, known, "print(TrainConfig()) shows them all")
             text = owners_of(name, algorithm) or f"no such setting; {more}"
             raise UsageError(f"{name}: {text}")
         values[sections[name]][name] = value
@@ -271,6 +255,5 @@ def _by_section(
 
 
 def _kinds(algorithm: type[AlgorithmSettings]) -> dict[str, type]:
-    """The class of each section, given the algorithm's."""
-    classes = (Experiment, algorithm, Execution, Output)
-    return dict(zip(SECTIONS, classes, strict=True))
+    others = {"execution": Execution, "output": Output}
+    return {"experiment": Experiment, "algorithm": algorithm} | others

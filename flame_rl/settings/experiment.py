@@ -11,18 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from flame_rl.settings.checks import (
-    PAIR,
-    Count,
-    CountOrZero,
-    Fraction,
-    Number,
-    Seed,
-    check_fields,
-    matching,
-    refuse,
-    within,
-)
+from flame_rl.settings import checks
+from flame_rl.settings.checks import Count, CountOrZero, Fraction, Number, Seed
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,11 +24,9 @@ else:
     EnvironmentSource = str
 
 
-Wrapper = Annotated[str, matching(PAIR, "a module and a class, as in my_wrappers:Shaped")]
-Function = Annotated[str, matching(PAIR, "a module and a function, as in my_env:shaped")]
-Source = Annotated[str, matching(r"\S", "a file, a run folder or a dataset")]
-Digest = Annotated[str, matching(r"^[0-9a-f]{64}$", "a SHA-256, 64 hexadecimal digits")]
-Width = Annotated[int, within(1, 1 << 40, "from 1 to 2**40")]
+Source = Annotated[str, checks.matching(r"\S", "a file, a run folder or a dataset")]
+Digest = Annotated[str, checks.matching(r"^[0-9a-f]{64}$", "a SHA-256, 64 hexadecimal digits")]
+Width = Annotated[int, checks.within(1, 1 << 40, "from 1 to 2**40")]
 # Short names for --env.
 ENVIRONMENTS = {
     "cartpole": "CartPole-v1",
@@ -48,8 +36,7 @@ ENVIRONMENTS = {
     "ant": "Ant-v5",
 }
 
-# Prefix of the name, in config.json, of an environment that a Python function makes.
-CALLABLE = "callable "
+CALLABLE = "callable "  # begins the name, in config.json, of an environment that a function makes
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,7 @@ class Experiment:
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment's constructor, name=value as in JSON; in Python a dictionary."""
 
-    wrapper: tuple[Wrapper, ...] = ()
+    wrapper: tuple[checks.Class, ...] = ()
     """Wrappers around the environment, module:Class or module:function, the innermost first."""
 
     seed: Seed = 0
@@ -89,8 +76,7 @@ class Experiment:
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
     steps_per_iter: Count | None = None
-    """Env steps in each iteration, in place of --episodes-per-iter: as many whole episodes as it
-    takes to reach them."""
+    """Env steps in each iteration, in place of --episodes-per-iter: whole episodes that reach N."""
 
     fragment_steps: CountOrZero | None = None
     """With --steps-per-iter, the steps after which an iteration cuts an episode, which the next one
@@ -110,8 +96,7 @@ class Experiment:
     """Let each of several agents observe its own number, too."""
 
     action_mask: bool = True
-    """Read masks of allowed actions, in `info["action_mask"]`, beside the observations or by the
-    method `action_masks()`."""
+    """Read masks of allowed actions in info or observation (action_mask), or by action_masks()."""
 
     gamma: Fraction = 0.99
     """Discount of rewards per step. At 1, without values, a time limit counts as an end."""
@@ -125,7 +110,7 @@ class Experiment:
     reward_weights: tuple[Number, ...] = ()
     """Learn from the sum of the parts of a reward and --reward-parts, with a weight for each."""
 
-    reward: Function | None = None
+    reward: checks.Function | None = None
     """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
 
     model: Path | None = None
@@ -137,7 +122,7 @@ class Experiment:
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity between the layers."""
 
-    frame_stack: Annotated[int, within(1, 1000)] = 1
+    frame_stack: Annotated[int, checks.within(1, 1000)] = 1
     """Latest observations that every network sees side by side."""
 
     memory: Literal["none", "gru", "lstm"] = "none"
@@ -161,21 +146,18 @@ class Experiment:
     def __post_init__(self) -> None:
         named = isinstance(self.env, str) and bool(self.env.strip())
         if not (named or callable(self.env)):
-            refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
-        if named and ":" in self.env and not re.search(PAIR, self.env):
-            refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
+            checks.refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
+        if named and ":" in self.env and not re.search(checks.PAIR, self.env):
+            checks.refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
-        check_fields(self, but=("env",))
-        unique = dict.fromkeys(("reward_parts", "outcomes"), "names of entries of info")
-        unique |= dict.fromkeys(("observe", "policy_observations"), "keys of a Dict")
-        for field, what in unique.items():
+        checks.check_fields(self, but=("env",))
+        for field in ("reward_parts", "outcomes", "observe", "policy_observations"):
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:
-                refuse(field, f"{what}, each once", names)
-        if self.from_digest is not None and self.from_ is None:
-            refuse("from_digest", "with --from, what its digest must be", self.from_digest)
-        if self.demonstrations_digest is not None and self.demonstrations is None:
-            refuse("demonstrations_digest", "with --demonstrations", self.demonstrations_digest)
+                checks.refuse(field, "names, each once", names)
+        for name, of in (("from_digest", "from_"), ("demonstrations_digest", "demonstrations")):
+            if (digest := getattr(self, name)) is not None and getattr(self, of) is None:
+                checks.refuse(name, f"with {checks.flag(of)}, what its digest must be", digest)
         if self.reward is not None and self.reward_weights:
             raise UsageError("--reward-weights: --reward replaces them; leave one of the two out")
 
@@ -200,16 +182,15 @@ def keyword_texts(given: Any) -> Any:
     texts, or as a mapping. Anything else is returned as it is. Raises UsageError."""
     if isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
         if without := [word for word in given if not re.match(r"[^\W\d]\w*=", word)]:
-            refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])
+            checks.refuse("env_kwargs", "name=value, such as use_contact_forces=True", without[0])
         given = {name: _read(text) for name, _, text in (word.partition("=") for word in given)}
     if not isinstance(given, Mapping):
         return given
     try:
         return tuple(f"{name}={_written(_plain(given[name]))}" for name in sorted(given))
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"--env-kwargs: numbers, texts, and lists, tuples and dictionaries of them: {error}"
-        ) from error
+        what = "numbers, texts, and lists, tuples and dictionaries of them"
+        raise UsageError(f"--env-kwargs: {what}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -27,20 +27,15 @@ from flame_rl.system.program import program
 Command = TypeVar("Command")
 
 _CHOICE = Literal[tuple(ALGORITHMS)]
+_HINTS = checks.hints_of(Experiment) | checks.hints_of(Output) | {"algorithm": _CHOICE}
 # The flags that decide which others there are, and their defaults.
 _FIRST_NAMES = ("env", "from_", "episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
+_FIRST_NAMES += ("algorithm", "resume")
 _NOT_GIVEN = object()
 _NARROWEST = 12
 _POSITIONAL = get_args(tyro.conf.Positional[int])[1]
 _REGISTRY = constructors.ConstructorRegistry()
-_First = make_dataclass(
-    "_First",
-    [
-        *((name, checks.hints_of(Experiment)[name], _NOT_GIVEN) for name in _FIRST_NAMES),
-        ("algorithm", _CHOICE, _NOT_GIVEN),
-        ("resume", checks.hints_of(Output)["resume"], _NOT_GIVEN),
-    ],
-)
+_First = make_dataclass("_First", [(name, _HINTS[name], _NOT_GIVEN) for name in _FIRST_NAMES])
 
 
 def parse(
@@ -62,7 +57,7 @@ def parse(
 
     Returns the configuration, and `extra` filled in (None without one). Raises UsageError.
     """
-    first = _read_first(arguments)
+    first = read_first(arguments)
     first.pop("resume", None)
     refuse_two_sizes(first)
     if default is None:
@@ -105,13 +100,8 @@ def parse_command(kind: type[Command], arguments: Sequence[str], name: str) -> C
     return command
 
 
-def resumed_folder(arguments: Sequence[str]) -> Path | None:
-    """The run folder, or the checkpoint in one, that --resume names; or None."""
-    return _read_first(arguments).get("resume")
-
-
-def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of the flags in `_First` that are given."""
+def read_first(arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of those flags that are given which decide which others there are."""
     read, _ = _read(_First, arguments, add_help=False)
     return {name: value for name, value in vars(read).items() if value is not _NOT_GIVEN}
 
@@ -141,9 +131,8 @@ def _switches(arguments: Sequence[str], names: list[str], others: bool = False) 
             own = after.lower() in ("true", "false") if others else not after.startswith("--")
             if not given and own:
                 given, value = True, waiting.pop(0)
-            word = checks.flag(
-                name if not given or checks.converted(name, bool, value) else f"no_{name}"
-            )
+            on = not given or checks.converted(name, bool, value)
+            word = checks.flag(name if on else f"no_{name}")
         words.append(word)
     return words
 
@@ -177,13 +166,13 @@ def _field(word: str) -> str:
 
 @_REGISTRY.struct_rule
 def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
-    """How tyro makes flags of a dataclass. All words after a flag are its own, unless there are
-    positional ones."""
+    """How tyro makes flags of a dataclass; positional words leave a flag only one of its own."""
     kind = info.type
     if not is_dataclass(kind) or kind.__name__ == "Flags":
         return None
     hints, specs, lists = checks.hints_of(kind), [], {}
-    positional = [name for name, hint in hints.items() if _POSITIONAL in _marks(hint)]
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    positional = [name for name in hints if _POSITIONAL in marks[name]]
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         value = getattr(info.default, name, field.default)
@@ -195,7 +184,7 @@ def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstruct
             lists[name], default = default, ()
             typed = Annotated[tuple[Annotated[str, spec], ...], tyro.conf.UseAppendAction]
         else:
-            typed = hint if plain is bool else Annotated[object, *_marks(hint), spec]
+            typed = hint if plain is bool else Annotated[object, *marks[name], spec]
         typed = Annotated[typed, tyro.conf.arg(name=checks.flag(name).removeprefix("--"))]
         specs.append(constructors.StructFieldSpec(name, typed, default, _helps(kind).get(name)))
 
@@ -211,10 +200,6 @@ def _flags_of(info: constructors.StructTypeInfo) -> constructors.StructConstruct
 
     make.__doc__ = kind.__doc__
     return constructors.StructConstructorSpec(make, tuple(specs))
-
-
-def _marks(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
 
 
 def _spec(
@@ -238,8 +223,7 @@ def _spec(
 
 
 def _value(hint: Any, words: list[str]) -> Any:
-    """The words after a flag as `converted` takes them: 1_000 is 1000, and 64,64 a list. Commas of
-    "name=value" belong to the value."""
+    """The words after a flag as `converted` takes them: 1_000 is 1000, 64,64 a list, a=1,2 not."""
     kind, text = checks.bare(hint), " ".join(words)
     if text.lower() == "none" and checks.may_be_none(hint):
         return None

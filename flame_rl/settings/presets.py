@@ -1,66 +1,48 @@
-"""Presets: values that replace the defaults, by algorithm and environment.
-
-Where no reason is given, they were the best of a few that were tried with seeds 0 to 2.
-"""
+"""Presets: values that replace the defaults, by algorithm and environment. Where no reason is
+given, they were the best of a few that were tried with seeds 0 to 2."""
 
 from typing import Any
 
 Preset = dict[str, Any]
 
-# Updates begin after few episodes, however long they are.
-_SHORT_ITERATIONS = {"steps_per_iter": 2048}
+_SHORT_ITERATIONS = {"steps_per_iter": 2048}  # updates begin after few episodes, however long
 
-# A million env steps, as docs/learning measures them.
-_MILLION = {"iterations": 500, "steps_per_iter": 2000}
+_MILLION = {"iterations": 500, "steps_per_iter": 2000}  # env steps, as in docs/learning
 _MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000}
 _SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000}
-# Step sizes fall to 0 at the end.
-_DECAY = {"learning_rate_decay": True}
+_DECAY = {"learning_rate_decay": True}  # step sizes fall to 0 at the end
 
 # With large actions an ant falls over; with small ones it survives, and learns to walk.
 _SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
 
-# With a replay memory.
-_WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}
+_WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}  # with a replay memory
 WIDE_LAYERS = _WIDE | {"steps_per_iter": 1000}
 _CARTPOLE = {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000}
 
 # With an episode in each iteration.
-_PENDULUM = _DECAY | {
-    "iterations": 93,
-    "steps_per_iter": 200,
-    "warm_up_steps": 1_000,
-    "value_learning_rate": 3e-3,
-    # Returns are as low as -1,500; see docs/replay.md.
-    "reward_scale": 0.1,
-}
+_PENDULUM = _DECAY | {"iterations": 93, "steps_per_iter": 200, "warm_up_steps": 1_000}
+# Returns are as low as -1,500; see docs/replay.md.
+_PENDULUM |= {"value_learning_rate": 3e-3, "reward_scale": 0.1}
 
 _ROBOT = {"batch_size": 128, "tau": 0.01, "layer_norm": True}
-# Two robots that fall in their first episodes. With n_step 1 and learning rates of 7e-4 the return
-# in Hopper was 814 after 100,000 env steps, and 3,005 with these (seed 0, not exploring).
-_WALKING = (
-    _ROBOT
-    | {"iterations": 300, "steps_per_iter": 250, "warm_up_steps": 1_000, "n_step": 3}
-    | {"learning_rate": 5e-4, "value_learning_rate": 5e-4}
-)
+# With n_step 1 and learning rates of 7e-4, Hopper had 814 and not 3,005 after 100,000 env steps.
+_WALKING = _ROBOT | {"iterations": 300, "steps_per_iter": 250, "warm_up_steps": 1_000, "n_step": 3}
+_WALKING |= {"learning_rate": 5e-4, "value_learning_rate": 5e-4}
 
 # By algorithm and environment id; "" is every environment. Fields of `Experiment` may be there.
 PRESETS: dict[str, dict[str, Preset]] = {
     "reinforce": {
-        # CartPole is small, and its rewards are free of noise: larger steps are safe. With a larger
-        # max_kl some seeds fall once all returns are 500.
+        # CartPole is small: larger steps are safe. With a larger max_kl some seeds fall from 500.
         "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.02},
         # Learns as much as with five value epochs, in half of the seconds of an update.
         "HalfCheetah-v5": {"value_epochs": 1},
-        # One value epoch is enough: its returns are soon predicted.
-        "Ant-v5": _SMALL_ACTIONS | {"value_epochs": 1},
+        "Ant-v5": _SMALL_ACTIONS | {"value_epochs": 1},  # its returns are soon predicted
     },
     "a2c": {
         "": _SHORT_ITERATIONS,
         "CartPole-v1": _SIXTY_THOUSAND
         | {"learning_rate": 2e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02}
-        # With --shared-torso, 32 leave the values too few steps: 7 of 10 seeds ended above 475, and
-        # with 64 18 of 20.
+        # With --shared-torso, 18 of 20 seeds ended above 475; with 32 minibatches, 7 of 10.
         | {"minibatches": 64},
         # With less noise many runs slide on the robot's back.
         "HalfCheetah-v5": _MILLION | {"gamma": 0.97, "initial_log_std": 0.0},
@@ -73,15 +55,13 @@ PRESETS: dict[str, dict[str, Preset]] = {
         "CartPole-v1": _SIXTY_THOUSAND | _DECAY | {"learning_rate": 1e-3, "minibatches": 32},
         "HalfCheetah-v5": _MILLION_IN_LARGE_PARTS | _DECAY,
         "Hopper-v5": _MILLION | _DECAY,
-        # Half the epochs with a wider clip range get as far in less time; HalfCheetah and Hopper
-        # do worse with them.
+        # As good as ten epochs in less time; HalfCheetah and Hopper do worse with these.
         "Walker2d-v5": _MILLION | _DECAY | {"epochs": 5, "clip_range": 0.3},
         "Ant-v5": _MILLION_IN_LARGE_PARTS | _DECAY | _SMALL_ACTIONS,
     },
     "pqn": {
         "": _SHORT_ITERATIONS | {"hidden_sizes": (128, 128), "activation": "relu"},
-        # Seeds 0 to 5 ended at 500 where iterations had 2,200 env steps; with 3e-3 one in three
-        # fell back.
+        # Seeds 0 to 5 ended at 500 with 2,200 env steps; with 3e-3 one in three fell back.
         "CartPole-v1": _DECAY | {"steps_per_iter": 2000, "learning_rate": 2e-3},
     },
     "dqn": {
@@ -112,32 +92,23 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "td3": {
         "": WIDE_LAYERS,
-        # With the default delay and noise of the target policy, some episodes that start near the
-        # bottom cost up to a third more.
-        "Pendulum-v1": _PENDULUM
+        "Pendulum-v1": _PENDULUM  # by default delay and noise, some episodes cost a third more
         | {"learning_rate": 3e-3, "updates_per_step": 2.0, "tau": 0.01}
         | {"policy_delay": 1, "target_noise": 0.05},
     },
     "sac": {
         "": WIDE_LAYERS,
         "HalfCheetah-v5": _ROBOT
+        | {"steps_per_iter": 500, "normalize_observations": True, "warm_up_steps": 2_000}
+        | {"learning_rate": 7e-4, "value_learning_rate": 7e-4}
         | {
-            "steps_per_iter": 500,
-            "normalize_observations": True,
-            "warm_up_steps": 2_000,
-            "learning_rate": 7e-4,
-            "value_learning_rate": 7e-4,
-            # 1 learns as much in the same time, 2 more in as many env steps; see docs/replay.md.
-            "updates_per_step": 2.0,
-            # With the smaller value, some seeds stayed in a slow gait.
-            "average_critics": True,
-            # From 1, the temperature takes thousands of steps to fall to the size of the rewards.
-            "initial_temperature": 0.1,
+            "updates_per_step": 2.0,  # 1 learns as much in the same time; see docs/replay.md
+            "average_critics": True,  # with the smaller value, some seeds stayed in a slow gait
+            "initial_temperature": 0.1,  # from 1 it takes thousands of steps to fall that far
         },
         "Hopper-v5": _WALKING,
         "Walker2d-v5": _WALKING,
-        # Late in a run, single episodes fall back to where the run began, hence the decay. An ant
-        # that hardly moves stands, and learns to walk from there; see docs/replay.md.
+        # Late episodes may fall back, hence the decay; an ant that hardly moves learns to walk.
         "Ant-v5": _WALKING
         | _DECAY
         | {"updates_per_step": 0.5, "initial_temperature": 0.1}

@@ -35,17 +35,12 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
-# Numbers beyond it are far from the 1 that networks are made for.
-FAR = 100.0
+FAR = 100.0  # numbers beyond it are far from the 1 that networks are made for
 _EPISODES = 100
-# When a fork is killed, beyond the time that it plays.
-_MORE_SECONDS = 120
-_MOST_OF_CHECKER = 4
-# What Gymnasium's checker says of an observation of another dtype, too.
-_NOT_WITHIN = "not within the observation space"
+_MORE_SECONDS = 120  # when a fork is killed, beyond the time that it plays
+_NOT_WITHIN = "not within the observation space"  # also said of another dtype
 _LIKE_A_MASK = re.compile("mask|valid|legal|allow|avail|possible")
-# What Gymnasium's checker recommends and this package does: it scales actions, and takes any bounds
-# of observations.
+# Advice of Gymnasium's checker that is not needed: actions are scaled, and any bounds are taken.
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
@@ -54,13 +49,11 @@ class Examined:
     """What was found out about an environment, as far as it came.
 
     Attributes:
-        environment: as it was found, with its module.
         package: name and version of what brings it; "" if it is no package.
         spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
         making_seconds, bytes: how long an object takes, and how much memory.
         played: what a random policy did; see `random_play`.
-        info: names of the entries of `info`.
         unread: what looks like a mask of allowed actions, where none is read.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
@@ -99,7 +92,9 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
     if spec is not None:
         spec = codec.decode_description(base64.b64decode(spec), env_id)
         spec = replace(spec, action_mask=masks or spec.action_mask)
-    package = _package_of(module or env_id)
+    top = (module or env_id).partition(":")[0].partition(".")[0]
+    names = importlib.metadata.packages_distributions().get(top, ())
+    package = f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
@@ -112,8 +107,7 @@ def examine(environment: Environment, seconds: float, processes: int = 1) -> Exa
         examined,
         bytes=checked.bytes or None,
         differs=checked.differs,
-        # Its own cause is known by then.
-        beside="" if checked.differs else beside,
+        beside="" if checked.differs else beside,  # its own cause is known by then
         failures=[text for text in (checked.failed, alone) if text],
         notes=[text for text in (checked.unknown, checked.rounded) if text],
         checker=() if spec.agents else _ask_gymnasium(environment, effort.most_seconds),
@@ -124,13 +118,6 @@ def _how_it_ended(doing: str, ended: str) -> str:
     hangs = ended == "SIGALRM"
     how = f"hangs for more than {_MORE_SECONDS} s" if hangs else f"ended its process ({ended})"
     return f"it {how} while {doing}"
-
-
-def _package_of(module: str) -> str:
-    """Name and version of the package that a module belongs to, or ""."""
-    top = module.partition(":")[0].partition(".")[0]
-    names = importlib.metadata.packages_distributions().get(top, ())
-    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else ""
 
 
 def _play(environment: Environment, seconds: float, note: Note, closing: ExitStack) -> None:
@@ -247,8 +234,7 @@ def random_play(
 
 
 def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]:
-    """The numbers of an observation beyond `FAR`, but for bytes, which are scaled: their names, as
-    Python indexes them, and greatest values."""
+    """Names and greatest values of numbers beyond `FAR`, but for bytes, which are scaled."""
     for each in observation_inputs(spec.observation_space):
         if each.space is not None:
             greatest[each.start : each.stop] = 0
@@ -271,8 +257,7 @@ def _spread(values: Any) -> dict[str, float] | None:
 
 
 def _collected_names(env: Any, several: bool) -> dict[str, int]:
-    """Takes the names of entries of `info` that an environment returns from now on, of `several`
-    agents one for each, and the sizes of arrays."""
+    """Collects names and sizes of entries of `info` from now on; `several`: of each agent."""
     names: dict[str, int] = {}
 
     def collecting(function: Callable[..., tuple]) -> Callable[..., tuple]:
@@ -355,9 +340,9 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     advice = [("notes", text) for text in examined.notes]
     advice += [*_of_spec(examined, config), *_of_play(examined)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
-    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
-    both = ((True, problems), (False, advice))
-    return [Finding(problem, *each) for problem, texts in both for each in texts if each[1]]
+    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:4]]
+    found = [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
+    return [each for each in found if each.text]
 
 
 def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -383,27 +368,20 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
 
 
 def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
-    """Topics and sentences about what a random policy met."""
     if (played := examined.played) is None:
         return
     if far := played["far"]:
         name, value = far[0]
         text = f"{len(far)} of the numbers go beyond {FAR:.0f}, {name} up to {value:,.0f}: "
-        text += (
-            "--normalize-observations True where the algorithm has it, or a --wrapper of your own"
-        )
+        text += "--normalize-observations True where the algorithm has it, or a --wrapper"
         yield "observations", text
     rewards = played["rewards"]
     largest = max(abs(rewards["least"]), abs(rewards["most"]))
     if not largest:
-        text = (
-            f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
-        )
-        text += "begins like one: reward what leads there (--reward), or let episodes begin nearer"
+        text = f"a random policy got no reward but 0 in {rewards['count']:,} steps, as exploration "
+        text += "begins: reward what leads there (--reward), or let episodes begin nearer"
         yield "rewards", text
     elif largest > FAR:
-        text = (
-            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or scale "
-        )
-        text += "it in a --wrapper of your own (gymnasium.wrappers.TransformReward)"
+        text = f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or a "
+        text += "--wrapper that scales it (gymnasium.wrappers.TransformReward)"
         yield "rewards", text

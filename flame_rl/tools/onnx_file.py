@@ -1,5 +1,4 @@
-"""Export a policy as an ONNX file, which runs without this package and without torch: torch's
-exporter writes the network and its head; the file is then compared with the NumPy policy."""
+"""Export a policy as an ONNX file, by torch's exporter, and compare it with the NumPy policy."""
 
 from __future__ import annotations
 
@@ -26,16 +25,12 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Learner
 
-# A version that runtimes of 2022 and later read.
-_OPSET = 17
-# Greatest difference relative to the greatest output; float32 rounds at 6e-8 per operation.
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-4  # relative to the greatest output; float32 rounds at 6e-8 per operation
 _CHECK_ROWS = 1024
 
 
 class ExportedPolicy(nn.Module):
-    """A policy as other programs use it: [B, D] -> the outputs that docs/training.md lists.
-    `snapshot`: the same policy for actors. `outputs`: the names of its outputs, in order."""
+    """A policy as other programs use it: [B, D] -> `outputs`, by the names of docs/training.md."""
 
     def __init__(
         self, policy: nn.Module, snapshot: PolicySnapshot, first: nn.Module | None = None
@@ -110,19 +105,13 @@ def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) 
     with warnings.catch_warnings():
         # The exporter by tracing is deprecated; its successor takes twenty times as long.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            policy,
-            tuple(inputs.values()),
-            file,
-            input_names=list(inputs),
-            output_names=policy.outputs,
-            dynamic_axes={name: {0: "batch"} for name in rows},
-            opset_version=_OPSET,
-            dynamo=False,
-        )
+        names = {"input_names": list(inputs), "output_names": policy.outputs}
+        names["dynamic_axes"] = {name: {0: "batch"} for name in rows}
+        options = {"opset_version": 17, "dynamo": False}  # which runtimes of 2022 and later read
+        torch.onnx.export(policy, tuple(inputs.values()), file, **names, **options)
     model = onnx.load_from_string(file.getvalue())
-    metadata = {"env_id": env_id, "updates": str(policy.snapshot.version)}
-    onnx.helper.set_model_props(model, metadata)
+    updates = str(policy.snapshot.version)
+    onnx.helper.set_model_props(model, {"env_id": env_id, "updates": updates})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
@@ -155,18 +144,16 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
     difference = _difference(got, expected, snapshot.head.arrays)
     # Not "greater than": what is not a number must not pass.
     if not difference <= _TOLERANCE:
-        raise RunError(
-            f"the exported policy differs from this one by {difference:.2g}; nothing was written. "
-            "The torch module of a layer may not compute what its class in flame_rl/nets/ does"
-        )
+        text = f"the exported policy differs from this one by {difference:.2g}; nothing was written"
+        text += ". A layer's torch module may not compute what its class in flame_rl/nets/ does"
+        raise RunError(text)
     return difference
 
 
 def _difference(
     got: dict[str, np.ndarray], expected: dict[str, np.ndarray], arrays: dict[str, np.ndarray]
 ) -> float:
-    """The greatest difference, relative to the greatest number of its output; infinite if the
-    outputs are not the expected ones and the head's arrays."""
+    """The greatest difference, relative to its output; infinite with other outputs or arrays."""
     same = (np.array_equal(got.get(name), array) for name, array in arrays.items())
     if got.keys() != expected.keys() | arrays.keys() or not all(same):
         return math.inf
@@ -181,9 +168,7 @@ def _difference(
             np.where(each == np.float32(FORBIDDEN_LOGIT), 0, each)
             for each in (left, right.astype(np.float32))
         )
-        # A mean of returns that cancel out is as exact as these returns are.
-        means = "support" in arrays and name != "logits"
+        means = "support" in arrays and name != "logits"  # sums of returns may cancel out
         greatest = np.abs(arrays["support"] if means else right).max()
         differences.append(np.abs(left - right).max() / (greatest or 1.0))
-    # Unlike max, np.max does not lose what is not a number.
-    return float(np.max(differences))
+    return float(np.max(differences))  # unlike max, np.max does not lose what is not a number

@@ -17,14 +17,11 @@ from flame_rl.system.machine import available_cores
 from flame_rl.system.program import process, typed
 from flame_rl.system.signals import StopSignal
 
-# To Linux's prctl: the signal that comes once the parent is gone.
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # to Linux's prctl: the signal that comes once the parent is gone
 _C = ctypes.CDLL(None)
-# Flags whose values each seed has of its own.
-_OWN = ("--seeds", "--output", "--workers")
+_OWN = ("--seeds", "--output", "--workers")  # flags whose values each seed has of its own
 _POLL_SECONDS = 0.1
-# A line about all runs this often.
-_LINE_SECONDS = 30.0
+_LINE_SECONDS = 30.0  # a line about all runs this often
 
 
 class SideRun:
@@ -74,18 +71,13 @@ class SideRun:
 
 
 def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
-    """A process of main.py with these words, which prints into a file. However this process ends,
-    the run is saved and ends, too."""
+    """A process of main.py, which prints into a file; once this process ends, it saves its run."""
     with prints.open("wb") as file:
         # Ctrl-C in the terminal reaches this process alone, which tells the others once.
-        return subprocess.Popen(
-            [*process(), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        own = {"preexec_fn": lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)}
+        own["start_new_session"] = True
+        return subprocess.Popen([*process(), *words], **streams, **own)
 
 
 def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
@@ -106,8 +98,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
             said_at = time.monotonic()
             line = "; ".join(f"{run.name}: {run.how_far()}" for run in playing)
             say(line or f"{waiting[0].name} waits: another process has its folder")
-        # Not `stop.wait`, which returns at once when it is set.
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # not `stop.wait`, which returns at once when it is set
 
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
@@ -142,8 +133,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
     if any(run.row() for run in runs):
         quoted = shlex.quote(str(shown))
-        plot, runs_ = typed(f"plot {quoted}"), typed(f"runs {quoted}")
-        say(f"Compare them:\n  {plot}\n  {runs_}")
+        say(f"Compare them:\n  {typed(f'plot {quoted}')}\n  {typed(f'runs {quoted}')}")
     if stop.is_set():
         words = [*without(arguments, ("--output",)), "--output", str(shown)]
         say(f"The same command goes on with each:\n  {typed(shlex.join(words))}")
@@ -153,9 +143,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
 
 def exit_code(codes: Sequence[int]) -> int:
     """The exit code of several runs with these: that of a mistake only if all made it."""
-    if not any(codes):
-        return 0
-    return 2 if set(codes) == {2} else 1
+    return 2 if set(codes) == {2} else int(any(codes))
 
 
 def share_of(workers: int | None, at_once: int) -> int:

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 _STUDY_NAME = "study.json"
-# What flags may change of a resumed study.
-MAY_CHANGE = ("--trials", "--finalists")
-# A run of the final is this many times as long as a trial, by default, and evaluated at its end.
-_LONGER = 4
+MAY_CHANGE = ("--trials", "--finalists")  # what flags may change of a resumed study
+_LONGER = 4  # a run of the final is this many times as long as a trial, by default
 _EPISODES = 100
 _ONLY_AT_THE_END = 1_000_000
 
@@ -47,8 +45,7 @@ class Span:
     log: bool = False
 
 
-# A range, or some values in words of a command line; and a value that is chosen from one.
-Range = Span | tuple[str, ...]
+Range = Span | tuple[str, ...]  # or some values in words of a command line
 Value = int | float | str
 
 RANGES: dict[str, Range] = {
@@ -140,15 +137,9 @@ class Study(TuneFlags):
 
 @dataclass(frozen=True)
 class Search:
-    """A study and what follows from it.
-
-    Attributes:
-        folder: of the study, which this process holds.
-        study: what study.json holds.
-        config: of the first trial.
-        ranges: of the settings that are searched, by field.
-        words: of every trial, without those settings.
-    """
+    """A study in a folder that this process holds, and what follows from it: the configuration of
+    its first trial, the ranges of the settings that are searched, by field, and the words of every
+    trial without these."""
 
     folder: Path
     study: Study
@@ -196,8 +187,7 @@ class Search:
             words += [flag(name), *str(value).split()]
         if not final:
             return words
-        # Runs of the final are all as long.
-        words = without(words, ("--env-steps", "--seed", "--stop-at"))
+        words = without(words, ("--env-steps", "--seed", "--stop-at"))  # finals are as long
         words += ["--env-steps", str(self.final_env_steps)]
         if not self.config.experiment.evaluate_every:
             words = without(words, ("--evaluate-every",))
@@ -207,8 +197,7 @@ class Search:
         return words
 
     def run(self, trial: FrozenTrial, seed: int | None = None) -> SideRun:
-        """The run of a trial, or of the final with a trial's settings and a seed; it begins, or
-        goes on if it has begun."""
+        """The run of a trial, or with a seed one of the final; it goes on if it has begun."""
         name, folder, words = f"trial {trial.number}", f"trial-{trial.number:03}", []
         if seed is not None:
             name, folder = f"{name} with seed {seed}", f"final-{trial.number:03}-seed-{seed}"
@@ -246,8 +235,7 @@ def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) 
 
 
 def with_effect(search: Search, stop: StopSignal) -> tuple[str, ...]:
-    """The settings of a search that have an effect in its environment, which is described as for a
-    run. Raises as `Backend.describe` does."""
+    """The settings of a search with an effect in its environment. Raises as `Backend.describe`."""
     config, idle = search.config, set()
     if config.algorithm.shared_torso or not getattr(config.algorithm, "trains_values", True):
         idle |= {"value_learning_rate", "value_epochs"}

@@ -32,8 +32,7 @@ from flame_rl.tools.side_runs import SideRun, supervise
 from flame_rl.tools.study import Range, Search, Span, value_of
 
 TRIALS_NAME = "trials.log"
-# What the journal keeps of study.json.
-_BEGAN = "study"
+_BEGAN = "study"  # what the journal keeps of study.json
 # A trial is looked at after every eighth of its env steps; halving needs a power of two.
 RUNGS = 8
 _PRUNERS = {
@@ -44,16 +43,10 @@ _PRUNERS = {
     "none": pruners.NopPruner(),
 }
 _POLL_SECONDS = 0.2
-# Trials that fail from the first on, after which the study does not go on.
-_MOST_FAILURES = 3
-# Below it, what seems to matter is chance.
-_LEAST_TRIALS = 10
-# The exit code of a mistake in the command.
-_MISTAKE = 2
+_MOST_FAILURES = 3  # trials that fail from the first on, after which the study does not go on
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _BEGUN = (*_FINISHED, TrialState.RUNNING)
-# Of parts of Optuna that are used here.
-warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of what is used here
 
 
 class Final(NamedTuple):
@@ -65,21 +58,15 @@ class Final(NamedTuple):
 
 
 def open_study(search: Search) -> optuna.Study:
-    """The study in its journal, which begins with the first trial's settings. Raises UsageError if
-    the file is damaged."""
+    """The study in its journal, which begins with the first trial. Raises UsageError if damaged."""
     path, fixed = search.folder / TRIALS_NAME, search.study.fixed
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-            # A last line without its end, of a process that died.
-            os.truncate(path, data.rfind(b"\n") + 1)
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path))),
-            study_name="flame-rl",
-            direction="maximize",
-            pruner=_PRUNERS[search.study.pruner],
-            load_if_exists=True,
-        )
+            os.truncate(path, data.rfind(b"\n") + 1)  # what a killed process left
+        options = {"study_name": "flame-rl", "direction": "maximize", "load_if_exists": True}
+        storage, pruner = JournalFileBackend(str(path)), _PRUNERS[search.study.pruner]
+        study = optuna.create_study(storage=JournalStorage(storage), pruner=pruner, **options)
         wanted = {name: _distribution(search.ranges[name]) for name in search.ranges}
         if any(each.distributions not in ({}, wanted) for each in study.trials):
             raise ValueError("it has other settings, or other ranges")
@@ -89,16 +76,13 @@ def open_study(search: Search) -> optuna.Study:
     except OSError:
         raise
     except Exception as error:  # Optuna has no errors of its own for a damaged file
-        raise UsageError(
-            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another"
-        ) from error
+        text = f"no trials of this study ({type(error).__name__}: {error}); begin another"
+        raise UsageError(f"{path}: {text}") from error
     began = study.user_attrs.get(_BEGAN, fixed)
     if changed := [name for name in fixed if fixed[name] != began[name]]:
         name = changed[0]
-        raise UsageError(
-            f"--resume: study.json has the {name} {fixed[name]}, and the study began with "
-            f"{began[name]}; write it back, or begin another study"
-        )
+        text = f"study.json has the {name} {fixed[name]}, and the study began with {began[name]}"
+        raise UsageError(f"--resume: {text}; write it back, or begin another study")
     return study
 
 
@@ -111,9 +95,8 @@ def begin_trial(search: Search, study: optuna.Study) -> optuna.Trial:
 
 
 def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
-    """Run the trials that are not finished, or save them once `stop` is set. Returns the finished
-    ones, by number. Raises RunError where trials fail from the first on, and UsageError where the
-    command has a mistake, which the first trial found, or a file is damaged."""
+    """Run the trials that are not finished, or save them at `stop`; returns the finished ones, by
+    number. Raises RunError where all fail from the first on, and UsageError for a mistake."""
     study = open_study(search)
     playing = deque(
         _play(search, study, optuna.Trial(study, each._trial_id), len(each.intermediate_values))
@@ -187,7 +170,7 @@ def _play(
 def _fail(study: optuna.Study, trial: optuna.Trial, run: SideRun) -> None:
     """End a trial whose run failed. Raises UsageError for a mistake in the command, which all
     trials have in common, and RunError if no trial has succeeded after some."""
-    if trial.number == 0 and run.process.returncode == _MISTAKE:
+    if trial.number == 0 and run.process.returncode == 2:  # a mistake
         said = run.errors() or [f"error: {run.prints} says why"]
         raise UsageError(said[-1].removeprefix("error: "))
     study.tell(trial, state=TrialState.FAIL)
@@ -213,8 +196,7 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
     if until is None:
         if not ended:
             return None
-        # --stop-at ended it, at a return that it keeps.
-        place = until = steps[-1]
+        place = until = steps[-1]  # --stop-at ended it, at a return that it keeps
     pairs = zip(steps, returns, strict=True)
     return statistics.fmean(value for at, value in pairs if place - total / 10 < at <= until)
 
@@ -258,7 +240,7 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
         judged.add_trial(create_trial(value=each.value, **own))
     axes = plot_optimization_history(study, target_name="mean return")
     drawn = [save_and_show(axes.figure, folder / "best.png")]
-    if len(scored) >= _LEAST_TRIALS and len({each.value for each in scored}) > 1:
+    if len(scored) >= 10 and len({each.value for each in scored}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
         axes = plot_param_importances(judged, evaluator=evaluator, target_name="mean return")
         drawn.append(save_and_show(axes.figure, folder / "importance.png"))

@@ -30,11 +30,8 @@ from flame_rl.wire import messages
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
-# Pictures per second of an environment that does not say, and the most of a GIF: viewers play more
-# at a speed of their own.
-_FPS, _GIF_FPS = 30, 50
-# In pixels: a GIF is in memory until it is closed.
-_GIF_WIDTH = 320
+_FPS, _GIF_FPS = 30, 50  # pictures per second: by default, and the most of a GIF
+_GIF_WIDTH = 320  # in pixels: a GIF is in memory until it is closed
 _OPENGL = (
     "MuJoCo draws with OpenGL. Without a display, on Debian or Ubuntu: "
     "`apt-get install libegl1 libgl1` (with MUJOCO_GL=egl, the default here) or "
@@ -49,13 +46,9 @@ def show(
     stop: threading.Event,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[messages.Episode]:
-    """Play the requested episodes one after another and show them; yields each when it is over, of
-    several agents one for each. They equal an evaluation's to the bit.
-
-    Args:
-        video: the film to write, .mp4 or .gif; None: a window.
-        stop: checked after every step.
-        on_step: called after every step is shown.
+    """Play the requested episodes one after another and show them, in the film `video` (.mp4 or
+    .gif) or a window; yields each when it is over, of several agents one for each. They equal an
+    evaluation's to the bit. After every step `on_step` is called and `stop` is checked.
 
     Raises UsageError if the environment cannot be drawn or the film not be written, RunError if the
     environment failed, and Interrupted if `stop` was set; the film shows what was played till then.
@@ -139,10 +132,8 @@ def _picture(env: Any) -> np.ndarray:
     except (Exception, SystemExit) as error:
         raise _cannot_draw(error) from error
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise UsageError(
-            f"render returned {picture.dtype} {picture.shape}, where 'rgb_array' promises a "
-            "picture, uint8 (height, width, 3)"
-        )
+        promised = "where 'rgb_array' promises a picture, uint8 (height, width, 3)"
+        raise UsageError(f"render returned {picture.dtype} {picture.shape}, {promised}")
     return picture
 
 
@@ -178,8 +169,7 @@ def cannot_be_shown(env_id: str, mode: str) -> UsageError:
 
 
 def follow_robot(renderer: Any) -> None:
-    """Let MuJoCo's camera follow the robot. Gymnasium's default camera stands still, and an ant
-    walks out of the picture."""
+    """Let MuJoCo's camera follow the robot, which walks out of a picture that stands still."""
     config = renderer.default_cam_config or {}
     body = config.get("trackbodyid", 1)
     # Body 0 is the world, which does not move; camera -1 is free, not one that the model names.
@@ -204,6 +194,5 @@ def _find_opengl() -> None:
         context.free()
     # A missing library shows as ImportError, AttributeError or an error of OpenGL.
     except Exception as error:
-        raise UsageError(
-            f"no OpenGL is found (MUJOCO_GL={name}: {type(error).__name__}: {error}). {_OPENGL}"
-        ) from error
+        why = f"MUJOCO_GL={name}: {type(error).__name__}: {error}"
+        raise UsageError(f"no OpenGL is found ({why}). {_OPENGL}") from error

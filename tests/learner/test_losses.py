@@ -393,8 +393,8 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
     ("settings", "message"),
     [
         ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: .* add --shared-torso"),
-        ({"auxiliary": ("a:B",), "shared_torso": True}, "--auxiliary-weights: one for each of"),
-        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each"),
+        ({"auxiliary": ("a:B",), "shared_torso": True}, "--auxiliary-weights: as many as"),
+        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: as many as"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
         ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),
         ({"policy_loss": "clipped"}, "--policy-loss: a module and a function"),
@@ -402,7 +402,7 @@ def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
         ({"algorithm": "dqn", "shared_torso": True}, "shared_torso: a setting of reinforce"),
         (
             {"algorithm": "reinforce", "baseline": "none", "shared_torso": True},
-            "--shared-torso: --baseline none has no value network",
+            "--shared-torso: there is no value network; add --baseline value",
         ),
     ],
 )

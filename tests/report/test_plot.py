@@ -286,7 +286,7 @@ def test_the_legend_of_long_names_fits_into_the_picture(make_run, figure_of):
         ),
         (lambda folder: None, ("--output", "curves.pdf"), r"must end in \.png or \.svg"),
         (lambda folder: None, ("--output", "no/a.png"), "--output: no/a.png: .* folder that exi"),
-        (lambda folder: None, ("--columns", "los"), "no column .los.; it has iteration, "),
+        (lambda folder: None, ("--columns", "los"), "no .los.; it has iteration, "),
         (
             lambda folder: add_column(folder, "loss", [""] * 20),
             ("--columns", "reward_mean", "loss"),

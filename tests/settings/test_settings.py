@@ -10,7 +10,7 @@ import pytest
 
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
-from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
+from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.settings.experiment import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
 from flame_rl.settings.presets import PRESETS
@@ -155,9 +155,7 @@ def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
     config = TrainConfig(env=env, algorithm=algorithm)
     assert config.algorithm.name == config.algorithm_name == algorithm
     for name, value in preset.items():
-        (found,) = (
-            vars(getattr(config, p))[name] for p in SECTIONS if name in vars(getattr(config, p))
-        )
+        (found,) = (vars(part)[name] for part in vars(config).values() if hasattr(part, name))
         assert found == value and f'"{name}": {json.dumps(value)}' in str(config)
     other = TrainConfig(env=env, algorithm=algorithm, learning_rate=0.125)
     assert other.algorithm.learning_rate == 0.125
@@ -237,20 +235,20 @@ WRONG = [
     ({"reproduce": 3}, "--reproduce: with --resume"),
     ({"algorithm": ["ppo"]}, "--algorithm: reinforce or a2c or "),
     ({"output": "a\0b"}, "--output: a path or None, not a\0b"),
-    ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
-    ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
+    ({"reward_parts": ("a", "a")}, "--reward-parts: names, each once"),
+    ({"reward_parts": ("a", "")}, "--reward-parts: names, each once"),
     ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
     ({"env_kwargs": ("a",)}, "--env-kwargs: name=value, such as use_contact_forces=True, not a"),
     ({"env_kwargs": ("=1",)}, "--env-kwargs: name=value, such as use_contact_forces=True, not =1"),
     ({"env": ":Mine-v0"}, "--env: a module and an id"),
     ({"env": "../odd:X"}, "--env: a module and an id, as in my_env:Mine-v0, not ../odd:X"),
-    ({"wrapper": (".odd:X",)}, "--wrapper: a module and a class, as in my_wrappers:Shaped, not "),
+    ({"wrapper": (".odd:X",)}, "--wrapper: a module and a class, as in my_module:Shaped, not "),
     ({"env_kwargs": {"a": {1}}}, "--env-kwargs: numbers, texts, and lists, "),
     ({"env_kwargs": "a=1"}, "--env-kwargs: a list of texts, not a=1"),
     ({"env_kwargs": (1,)}, "--env-kwargs: a list of texts, not 1"),
-    ({"wrapper": ("Small",)}, "--wrapper: a module and a class, as in my_wrappers:Shaped"),
-    ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
+    ({"wrapper": ("Small",)}, "--wrapper: a module and a class, as in my_module:Shaped"),
+    ({"reward": "shaped"}, "--reward: a module and a function, as in my_module:shaped, not shaped"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),
     (
         {"reward": "a:b", "reward_parts": ("c",), "reward_weights": (1,)},
@@ -326,7 +324,7 @@ def test_arguments_of_an_environment_come_back_from_their_json():
 def test_a_configuration_comes_back_from_its_json(algorithm):
     config = TrainConfig(env="ant", algorithm=algorithm, hidden_sizes=(3, 4), task_timeout=7.5)
     assert TrainConfig.from_json(config.to_json()) == config
-    for part in SECTIONS:
+    for part in vars(config):
         data = config.to_data()
         data[part]["another"] = 1
         with pytest.raises(UsageError, match="another"):
@@ -339,8 +337,7 @@ def test_a_configuration_comes_back_from_its_json(algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_an_earlier_version_did_not_have_is_at_its_default(algorithm):
     config = TrainConfig.from_data(TrainConfig(algorithm=algorithm, gamma=0.5).to_data())
-    for part in SECTIONS:
-        settings = getattr(config, part)
+    for part, settings in vars(config).items():
         for field in dataclasses.fields(settings):
             data = config.to_data()
             data[part].pop(field.name, None)
