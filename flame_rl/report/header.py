@@ -85,8 +85,10 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
     if steps is not None:
         parts, total = "in whole episodes", f"about {most:,}"
         if (cut := checks.fragment_steps(config, spec)) is not None:
-            parts = f"in fragments of at most {cut} steps, of which returns and lengths are; "
-            parts += "whole_return is of episodes (--fragment-steps 0: whole episodes)"
+            parts = (
+                f"in fragments of episodes, of at most {cut} steps; returns and lengths are those "
+                "of fragments, whole_return that of episodes (--fragment-steps 0: whole episodes)"
+            )
         rows["Steps per iteration"] = f"{steps}, {parts}"
     else:
         episodes = experiment.episodes_per_iter * spec.agent_count

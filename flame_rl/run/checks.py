@@ -110,9 +110,10 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     most = most_env_steps(experiment, spec)
     replays = isinstance(algorithm, Replay) and not algorithm.with_replay
     if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
-        has = f"and the run has about {most:,} at most: choose fewer, or a longer run"
-        text = f"{warm_up:,} env steps before the first gradient step, {has}"
-        warnings.append(f"--warm-up-steps: {text}")
+        warnings.append(
+            f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "
+            f"has about {most:,} at most: it would learn nothing; choose fewer, or a longer run"
+        )
     space = spec.action_space
     if isinstance(space, spaces.Box) and not (bounded := has_bounds(space)).all():
         effect = f"the actions of {algorithm.title} never leave -1 to 1"
@@ -134,7 +135,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         if axes >= 2 and numbers >= _MANY and (axes > 3 or box.dtype not in OF_ONE_BYTE):
             warnings.append(
                 f"observation{part.name}, a Box of {box.dtype} {list(box.shape)}, is taken for "
-                f"{numbers:,} single numbers; a picture is a Box of uint8 with two or three axes"
+                f"{numbers:,} single numbers, without convolutions; a picture is a Box of uint8 "
+                "with two or three axes"
             )
     return warnings
 
@@ -161,9 +163,10 @@ def own_networks() -> Iterator[None]:
             module = sys.modules.get(error.name)
         # See flame_rl.learner.own_model.
         if getattr(module, "__name__", "") in ("model", getattr(module, "__file__", None)):
-            text = "This file is found before the networks of flame_rl, its model.py: begin with a "
-            text += "copy of that one, or give this file another name"
-            raise UsageError(f"{module.__file__}: {error}. {text}") from error
+            raise UsageError(
+                f"{module.__file__}: {error}. This file is found before the networks of flame_rl, "
+                "its model.py: begin with a copy of that one, or give this file another name"
+            ) from error
         lines = [
             f"{frame.f_code.co_filename}, line {number}"
             for frame, number in walk_tb(error.__traceback__)

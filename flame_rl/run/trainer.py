@@ -222,8 +222,10 @@ class Trainer:
         newest, damaged = found or checkpoint.find_checkpoint(path)
         if different := folder.differences(TrainConfig.from_data(newest.config), self.config):
             file = folder.run_of(path) / folder.CONFIG_NAME
-            text = f"{file} is not that of the run's checkpoint: {different}. Write the run's"
-            raise UsageError(f"--resume: {text} values back, or begin a new run")
+            raise UsageError(
+                f"--resume: {file} is not that of the run's checkpoint: {different}. Write the "
+                "run's values back, or begin a new run"
+            )
         self._take_up(newest, path)
         self.warnings += damaged + transfer.what_differs(newest, self.config)
 

@@ -82,9 +82,10 @@ def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec) -> None
     for name, form in forms.items():
         then, now = getattr(trained, name), getattr(here, name)
         if form(then) != form(now):
-            text = f"{name} of {trained.env_id}, where the policy was trained, is {then}, and of "
-            text += f"{here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
-            raise UsageError(f"--env: {text}")
+            raise UsageError(
+                f"--env: {name} of {trained.env_id}, where the policy was trained, is {then}, and "
+                f"of {here.env_id} {now}; make it the same by a wrapper, or train by --from RUN"
+            )
 
 
 def form_of(space: spaces.Space) -> object:
@@ -121,15 +122,18 @@ def begin_from(
     source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.totals.iterations} iterations"
     digest = arrays_digest(checkpoint.learner)
     if config.experiment.from_digest not in (None, digest):
-        text = f"has gone on or was replaced: its SHA-256 is {digest}, not"
-        text += f" {config.experiment.from_digest}; name the checkpoint that the run began with"
-        raise UsageError(f"--from: {path} {text}")
+        raise UsageError(
+            f"--from: {path} has gone on or was replaced: its SHA-256 is {digest}, not "
+            f"{config.experiment.from_digest}; name the checkpoint that the run began with"
+        )
     then, now = output_of(old, checkpoint.spec), output_of(config, spec)
     another = "" if then == now else f"gives {then} there and {now} here"
     parts, left = take(learner, checkpoint.learner, another)
     if not parts:
-        text = f"nothing of {path}, {source}, fits these networks: {'; '.join(left)}. Give the"
-        raise UsageError(f"--from: {text} ones it has (--hidden-sizes, --memory, --shared-torso)")
+        raise UsageError(
+            f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
+            "Give the ones it has (--hidden-sizes, --memory, --shared-torso)"
+        )
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
