@@ -1,10 +1,10 @@
 """The file to edit: a function for each network makes it of layers.
 
 Layers are torch modules of flame_rl/modules/; those that actors run are `LayerModule`s, which
-export themselves to NumPy. A network that you rearrange here, of the same layers, is still
-trained by compiled code; torch trains one with layers or methods of your own. A policy of
-your own needs two methods: `outputs`, what losses see, and `snapshot`, what actors get; see
-flame_rl/modules/networks.py.
+export themselves to NumPy. `Dense` layers, each perhaps followed by a `LayerNorm` and then perhaps
+by an `Activation`, also after a `Select`, are trained by compiled code; torch trains every other
+network (flame_rl/learner/training/choose.py). A policy of your own needs two methods: `outputs`,
+what losses see, and `snapshot`, what actors get; see flame_rl/modules/networks.py.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def preprocessing(
             made = Centering(each.space) if centers else Scaling(each.space)
         normalizers.append([made])
     (normalizer,) = side_by_side([each.width for each in inputs], normalizers)
-    return frames, normalizer
+    return normalizer, frames
 
 
 def features(
@@ -152,7 +152,7 @@ def dense_layers(
         inputs = experiment.memory_size
     layers.append(Dense(inputs, outputs))
     if output_gain is not None:
-        if not remembers:  # drawn twice, so that a seed still gives the weights that it always gave
+        if not remembers:  # drawn twice only to keep the bytes that a seed gives in this version
             orthogonal(layers[-1])
         orthogonal(layers[-1], output_gain)
     return layers
@@ -237,7 +237,7 @@ def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
     """A critic of ddpg, td3 and sac: the value of an observation and an action. --layer-norm bounds
     what it predicts for actions that were never taken (Ball et al. 2023, "Efficient Online
     Reinforcement Learning with Offline Data", section 4.2)."""
-    _, normalizer = preprocessing(spec, config)
+    normalizer, _ = preprocessing(spec, config)
     first, width = features(spec, config)
     layers = dense_layers(width + spec.action_dim, 1, config)
     layers = with_layer_norms(layers) if config.algorithm.layer_norm else layers

@@ -13,7 +13,7 @@ from benchmarks.peers.sequences_ours import steps_of
 from benchmarks.peers.work import HIDDEN, SEQUENCES, UPDATES, UpdateData, serve
 from flame_rl import TrainConfig
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.on_policy.actor_critic import shuffle
+from flame_rl.learner.on_policy.actor_critic import policy_epoch
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.device import reproducible
@@ -60,7 +60,7 @@ def epochs_of(size: int) -> Callable[[], int]:
     batch = replace(batch, log_probs=log_probs_of(networks.policy.network, policy_samples(batch)))
     batch = networks.prepare(batch)
     # As an update does before its first step; until then the scale of the values is 0.
-    networks.statistics.add_returns(data.targets.astype(np.float64))
+    networks.statistics.add_returns_and_rescale(data.targets.astype(np.float64))
     generator = np.random.default_rng(0)
     loss = clipped_loss(data.clip_range, 0.0)
     columns = {"advantages": data.advantages}
@@ -69,9 +69,9 @@ def epochs_of(size: int) -> Callable[[], int]:
 
     def epochs() -> int:
         for _ in range(data.epochs):
-            epoch = shuffle(batch, columns, data.minibatches, generator)
+            epoch = policy_epoch(batch, columns, data.minibatches, generator)
             networks.fit_values(batch, data.targets, 1, rate, generator)
-            networks.descend(epoch, loss, descent)
+            networks.fit_policy(epoch, loss, descent)
             networks.finish()
         return data.epochs * data.minibatches
 

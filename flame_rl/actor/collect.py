@@ -70,7 +70,8 @@ class _Play:
     """The episodes of one request, while they are played. In a lock step, every running slot
     observes, acts and steps, each in an episode of its own. Where K agents play together, every K
     slots are a group, and so are every K episodes. `running`: int [n], the slots that play,
-    ascending. `ended`, `env_steps`: the numbers of ended episodes and of env steps."""
+    ascending. `ended`, `env_steps`: the numbers of ended episodes and of env steps. `_set_running`
+    sets `_live` and `_acting`, the rows that step and act; `_new_block` what is recorded where."""
 
     def __init__(
         self,
@@ -91,7 +92,8 @@ class _Play:
         # Those of the first episodes, in their order.
         self.first_slots = choose_slots(simulator, self._starts_of(range(slots)))
         width = _round_up(int(self.first_slots.max()) + 1)
-        # Of each episode; `_last`: the last row of each column that has a row per observation.
+        # Of each episode: index, seed, slot, first lock step, length, how it ended; `_last`: the
+        # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
         seeds = [seed_of(request, index) for index in request.indices]
         self._seeds = np.array(seeds, np.int64).repeat(agents)
@@ -123,7 +125,7 @@ class _Play:
     def step(self) -> None:
         """Take one lock step, then end episodes and begin others in their slots."""
         if self._row == self._steps:
-            self._blocks.append(self._block.of(self._played))
+            self._blocks.append(self._block.of(self._block_slots))
             self._block, self._row = self._new_block(self._lock_step), 0
             self._noise.next_block()
         row, live, simulator = self._row, self._live, self._simulator
@@ -141,24 +143,24 @@ class _Play:
         self._row = row + 1
         self.env_steps += len(self.running)
         ended = simulator.terminated[live] | simulator.truncated[live]
-        if self._request.cut is not None:
-            ended |= self._lock_step - self._first[self._episode[self.running]] >= self._request.cut
+        if (most := self._request.fragment_steps) is not None:
+            ended |= self._lock_step - self._first[self._episode[self.running]] >= most
         if ended.any():
             self.ended += int(ended.sum())
             self._end_episodes(self.running[ended])
 
     def episodes(self) -> Episodes:
         """All episodes; call it once the last one has ended."""
-        self._blocks.append(self._block.of(self._played))
+        self._blocks.append(self._block.of(self._block_slots))
         ends = self._terminated, self._truncated
-        episodes = Episodes(self._index, self._lengths, *ends, self._cut_out())
+        episodes = Episodes(self._index, self._lengths, *ends, self._assemble())
         slots = {int(self._index[e]): slot for slot, e in enumerate(self._episode) if e >= 0}
         for index, start in starts_after(self._request, episodes).items():
             if index in slots:
-                self._simulator.standing[slots[index]] = start
+                self._simulator.paused[slots[index]] = start
         return episodes
 
-    def _cut_out(self) -> dict[str, np.ndarray]:
+    def _assemble(self) -> dict[str, np.ndarray]:
         """The columns of all episodes, as in `Episodes`; frees the blocks."""
         slot, first, length = self._slot, self._first, self._lengths
         count, steps = len(length), int(length.sum())
@@ -220,7 +222,7 @@ class _Play:
         self._noise.begin(self._row, slots, episodes)
         self._states.begin(slots)
         simulator, starts, done = self._simulator, {}, {}
-        if simulator.standing or self._request.starts:
+        if simulator.paused or self._request.starts:
             found = zip(slots.tolist(), self._starts_of(episodes.tolist()), strict=True)
             done = steps_done(simulator, starts := dict(found))
             starts = {slot: starts[slot] for slot in done if starts[slot] is not None}
@@ -246,7 +248,7 @@ class _Play:
             left = np.setdiff1d(slots, taken)
             # Some of the taken slots have waited.
             self._set_running(np.union1d(self.running, taken))
-            self._played = np.union1d(self._played, taken)
+            self._block_slots = np.union1d(self._block_slots, taken)
         if len(left):
             self._noise.end(left)
             self._set_running(np.setdiff1d(self.running, left))
@@ -260,7 +262,7 @@ class _Play:
         return (groups[:, None] * self._agents + np.arange(self._agents)).ravel()
 
     def _new_block(self, first: int) -> Block:
-        self._played = self.running
+        self._block_slots = self.running
         shape = self._steps, self._width
         arrays = {c.name: np.zeros((*shape, *c.shape), c.dtype) for c in self._columns}
         block = Block(first, np.arange(self._width), arrays)

@@ -21,10 +21,10 @@ _LOOK_STEPS = 256  # steps between two looks at whether the answer is still want
 
 def starts_after(request: CollectRequest, episodes: Episodes) -> dict[int, Start]:
     """By index, where the fragments end that others go on with; `episodes` answer `request`."""
-    if request.cut is None:
+    if request.fragment_steps is None:
         return {}
-    cut = (each for each in episodes if not (each.terminated or each.truncated))
-    return {episode.index: _after(request, episode) for episode in cut}
+    unfinished = (each for each in episodes if not (each.terminated or each.truncated))
+    return {episode.index: _after(request, episode) for episode in unfinished}
 
 
 def next_starts(request: CollectRequest, episodes: Episodes) -> dict[int, Start]:
@@ -32,7 +32,7 @@ def next_starts(request: CollectRequest, episodes: Episodes) -> dict[int, Start]
     may get it, below the number of fragments that an iteration has if none ends early; those beyond
     it, which are at most as many as have ended below it, take the indices of these."""
     starts = starts_after(request, episodes)
-    needed = math.ceil(request.steps / request.cut) if starts else 0
+    needed = math.ceil(request.steps / request.fragment_steps) if starts else 0
     free = (index for index in count() if index not in starts)
     return {i if i < needed else next(free): start for i, start in starts.items()}
 
@@ -49,21 +49,21 @@ def _after(request: CollectRequest, episode: Episode) -> Start:
 def choose_slots(simulator: Simulator, starts: Sequence[Start | None]) -> np.ndarray:
     """A slot for each fragment, int [n]: where the simulator stands nearest before its start; else
     preferably one where it stands in no episode."""
-    standing, chosen = dict(simulator.standing), []
+    paused, chosen = dict(simulator.paused), []
     for start in starts:
-        done = {slot: _done(there, start) for slot, there in standing.items()}
+        done = {slot: _done(there, start) for slot, there in paused.items()}
         nearest = max(done, key=done.get, default=-1)
         chosen.append(nearest if done.get(nearest, 0) > 0 else -1)
-        standing.pop(chosen[-1], None)
+        paused.pop(chosen[-1], None)
     free = {*range(simulator.slots)} - {*chosen}
-    others = iter(sorted(free, key=lambda slot: (slot in simulator.standing, slot)))
+    others = iter(sorted(free, key=lambda slot: (slot in simulator.paused, slot)))
     return np.array([next(others) if slot < 0 else slot for slot in chosen])
 
 
 def steps_done(simulator: Simulator, starts: dict[int, Start | None]) -> dict[int, int]:
-    """By slot, ascending, of the steps before its start those that the simulator has taken there,
-    in whose episodes it no longer counts as standing; 0: it must be reset."""
-    held = {slot: simulator.standing.pop(slot, None) for slot in sorted(starts)}
+    """How many steps before its start the simulator has already taken, by slot, ascending; 0: it
+    must be reset. These slots are no longer among those that are `paused`."""
+    held = {slot: simulator.paused.pop(slot, None) for slot in sorted(starts)}
     return {slot: _done(there, starts[slot]) for slot, there in held.items()}
 
 

@@ -100,7 +100,7 @@ class Collector:
             failure = CollectFailure("garbled", f"{type(error).__name__}: {error}")
             answer = codec.encode_failure(failure)
         self._busy_at = time.monotonic()
-        return column(answer, self._about)
+        return arrow_batch(answer, self._about)
 
     def _watch(self) -> None:
         """End this process once Flame has given up its executor, or Flame's executor manager has
@@ -146,7 +146,7 @@ def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
     return withdrawn
 
 
-def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:
+def arrow_batch(data: Buffer, about: bytes) -> pyarrow.RecordBatch:
     """An Arrow batch whose only column, uint8, is a view of the bytes; `about` is metadata of its
     schema: JSON of the node's name, `versions()` and `processor()`."""
     import pyarrow

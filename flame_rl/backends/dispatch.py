@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from threading import Event
 
 from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import seed_of
-from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.actor.worker.supervisor import SupervisedWorker
 from flame_rl.backends.tasks import Task, Tasks, TaskSizes
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec, messages
@@ -51,12 +51,12 @@ class Collected:
     episodes: messages.Episodes
     bytes_out: int  # to the workers
     bytes_in: int
-    waiting_seconds: float  # the time in which the learner's process only waited for episodes
+    waiting: float  # the time in which the learner's process only waited for episodes
     seconds: float  # from the first task sent to the last answer received
     retries: int  # failed tasks, which were sent again
     dropped: int = 0  # answers that came when nobody waited for them any more
     # The seconds in which the learner's loop waited; fewer where it had collecting begun before.
-    awaited: float = 0.0
+    collecting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def gather(
     request: messages.CollectRequest,
     transport: Transport,
     sizes: TaskSizes,
-    stop: threading.Event,
+    stop: Event,
     listener: Listener,
 ) -> Collected:
     """Collect what `request` wants, in tasks of several episodes; the split changes no result.
@@ -94,7 +94,7 @@ def gather(
     started = time.perf_counter()
     agents = request.agents
     # Who plays a fragment is to get the next one, too.
-    split = sizes.split(len(request.indices), evenly=request.cut is not None)
+    split = sizes.split(len(request.indices), evenly=request.fragment_steps is not None)
     tasks = Tasks(request, split, sizes.workers, transport.in_flight)
     running: dict[Future[Buffer], Task] = {}
     answers: list[messages.Episodes] = []
@@ -182,7 +182,7 @@ def _one_by_one(
 
 
 def describe_by(
-    worker: Worker, environment: messages.Environment, deadline: float, stop: threading.Event
+    worker: SupervisedWorker, environment: messages.Environment, deadline: float, stop: Event
 ) -> messages.EnvironmentSpec:
     """The environment's description by a worker, within `deadline` seconds. Raises as
     `Backend.describe` does, RunError if the worker dies each time, and Interrupted."""

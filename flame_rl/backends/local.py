@@ -15,7 +15,7 @@ from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.forked import end_if_forked
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.process import CLOSE_SECONDS
-from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.actor.worker.supervisor import SupervisedWorker
 from flame_rl.backends import dispatch
 from flame_rl.backends.tasks import Deadlines, TaskSizes
 from flame_rl.system.errors import UsageError, warn
@@ -74,12 +74,12 @@ class ProcessBackend:
         self.deadlines = deadlines
         self.sizes = TaskSizes(workers)
         self._stop = stop
-        self._workers = [Worker(warn) for _ in range(workers)]
+        self._workers = [SupervisedWorker(warn) for _ in range(workers)]
         # No more threads than workers, so that whoever looks for an idle one finds one.
-        self._idle: list[Worker] = []
+        self._idle: list[SupervisedWorker] = []
         self._choosing = threading.Lock()
-        # Who has played an episode's last fragment, by its reset seed.
-        self._players: dict[int, Worker] = {}
+        # Those that have played an episode's last fragment, by its reset seed.
+        self._last_workers: dict[int, SupervisedWorker] = {}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
         try:
             for worker in self._workers:
@@ -96,17 +96,17 @@ class ProcessBackend:
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> dispatch.Collected:
         encoded = codec.encode_snapshot(snapshot)
         over, going_on = threading.Event(), {start.seed for start in request.starts.values()}
-        self._players = {s: worker for s, worker in self._players.items() if s in going_on}
+        self._last_workers = {s: w for s, w in self._last_workers.items() if s in going_on}
 
         def run(data: bytes, episodes: int) -> Buffer:
             seeds = []
-            if request.cut is not None:
+            if request.fragment_steps is not None:
                 seeds = [seed_of(request, index) for index in codec.decode_request(data).indices]
             with self._choosing:
-                players = [self._players.get(seed) for seed in seeds]
-                worker = next((each for each in players if each in self._idle), self._idle[0])
+                last = [self._last_workers.get(seed) for seed in seeds]
+                worker = next((each for each in last if each in self._idle), self._idle[0])
                 self._idle.remove(worker)
-                self._players |= dict.fromkeys(seeds, worker)
+                self._last_workers |= dict.fromkeys(seeds, worker)
             try:
                 began = time.monotonic()
                 limits = self.deadlines.limits(episodes)
@@ -134,5 +134,5 @@ class ProcessBackend:
     def close(self) -> None:
         # In parallel: each may take as long as its environments do.
         with ThreadPoolExecutor(len(self._workers)) as threads:
-            list(threads.map(Worker.close, self._workers))
+            list(threads.map(SupervisedWorker.close, self._workers))
         self._threads.shutdown(cancel_futures=True)

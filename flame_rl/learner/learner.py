@@ -62,7 +62,7 @@ class Algorithm(Protocol):
         return self.snapshot()
 
     def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
-        """Learn from an iteration's episodes, which are whole and sorted by index.
+        """Learn from an iteration's episodes, or fragments of some, which are sorted by index.
 
         `generator` is seeded by the run's seed and the number of updates so far; `progress` is the
         share of the run that is done, above 1 in some resumed runs. Returns values of `metrics`, or
@@ -75,7 +75,7 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-    `algorithm`: see `Algorithm`. `rewards`: makes what `update` learns from."""
+    `algorithm`: see `Algorithm`. `rewards`: held for run/iteration.py, which shapes episodes."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = RAW) -> None:
         self.algorithm, self.rewards = algorithm, rewards
@@ -107,8 +107,8 @@ class Learner:
         return replace(self.algorithm.collector_snapshot(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> Metrics:
-        """Improve the policy by whole episodes, which `rewards` made of those that the latest
-        `collector_snapshot` played; `progress` is the share of the run that is done, from 0 to 1.
+        """Improve the policy by episodes or fragments, which `rewards` made of those that the
+        latest `collector_snapshot` played; `progress`: the share of the run that is done, 0 to 1.
 
         Returns the algorithm's metrics by name. Raises RunError if a metric or a part of the state
         became NaN or infinite, UsageError if a module has drawn torch's random numbers or replaced

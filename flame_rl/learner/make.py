@@ -1,4 +1,4 @@
-"""Makes a learner: the table of the algorithms. Each is imported when it is chosen."""
+"""Makes a learner. `_imported` is the table of the algorithms, which imports the chosen one."""
 
 from __future__ import annotations
 
@@ -201,20 +201,20 @@ def _make_algorithm(
 ) -> Algorithm:
     """The configured algorithm, with new networks. Raises UsageError where it is not for these
     actions, or not for these settings."""
-    made = _imported(config.algorithm_name)
+    chosen = _imported(config.algorithm_name)
     if isinstance(config.algorithm, Replay):
         from flame_rl.learner.off_policy.update import OffPolicy
 
-        return OffPolicy(config, spec, made, demonstrations)
+        return OffPolicy(config, spec, chosen, demonstrations)
     if isinstance(config.algorithm, OnPolicy):
         if demonstrations is not None:
             from flame_rl.learner.demonstrations.cloning import ClonedFirst
 
-            return ClonedFirst(config, spec, made, demonstrations)
+            return ClonedFirst(config, spec, chosen, demonstrations)
         from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
 
-        return OnPolicyAlgorithm(config, spec, made)
-    return made(config, spec, demonstrations)
+        return OnPolicyAlgorithm(config, spec, chosen)
+    return chosen(config, spec, demonstrations)
 
 
 def _imported(name: str) -> Callable[..., Any]:
@@ -222,29 +222,29 @@ def _imported(name: str) -> Callable[..., Any]:
     `GradientStep`, with others what makes the `Algorithm`."""
     match name:
         case "reinforce":
-            from flame_rl.learner.algorithms.reinforce import reinforce as made
+            from flame_rl.learner.algorithms.reinforce import reinforce as chosen
         case "a2c":
-            from flame_rl.learner.algorithms.a2c import a2c as made
+            from flame_rl.learner.algorithms.a2c import a2c as chosen
         case "ppo":
-            from flame_rl.learner.algorithms.ppo import ppo as made
+            from flame_rl.learner.algorithms.ppo import ppo as chosen
         case "pqn":
-            from flame_rl.learner.algorithms.pqn import PQN as made  # noqa: N811
+            from flame_rl.learner.algorithms.pqn import PQN as chosen  # noqa: N811
         case "bc":
-            from flame_rl.learner.algorithms.bc import Imitation as made  # noqa: N813
+            from flame_rl.learner.algorithms.bc import Imitation as chosen  # noqa: N813
         case "dqn":
-            from flame_rl.learner.algorithms.dqn import DQN as made  # noqa: N811
+            from flame_rl.learner.algorithms.dqn import DQN as chosen  # noqa: N811
         case "sarsa":
-            from flame_rl.learner.algorithms.sarsa import Sarsa as made  # noqa: N813
+            from flame_rl.learner.algorithms.sarsa import Sarsa as chosen  # noqa: N813
         case "successor":
-            from flame_rl.learner.algorithms.successor import Successor as made  # noqa: N813
+            from flame_rl.learner.algorithms.successor import Successor as chosen  # noqa: N813
         case "r2d2":
-            from flame_rl.learner.algorithms.r2d2 import R2D2 as made  # noqa: N811
+            from flame_rl.learner.algorithms.r2d2 import R2D2 as chosen  # noqa: N811
         case "impala":
-            from flame_rl.learner.algorithms.impala import Impala as made  # noqa: N813
+            from flame_rl.learner.algorithms.impala import Impala as chosen  # noqa: N813
         case "ddpg":
-            from flame_rl.learner.algorithms.ddpg import DDPG as made  # noqa: N811
+            from flame_rl.learner.algorithms.ddpg import DDPG as chosen  # noqa: N811
         case "td3":
-            from flame_rl.learner.algorithms.td3 import TD3 as made  # noqa: N811
+            from flame_rl.learner.algorithms.td3 import TD3 as chosen  # noqa: N811
         case "sac":
-            from flame_rl.learner.algorithms.sac import SAC as made  # noqa: N811
-    return made
+            from flame_rl.learner.algorithms.sac import SAC as chosen  # noqa: N811
+    return chosen

@@ -2,7 +2,7 @@
 sum of their parts, or what the user's function makes of an episode.
 
 Actors record what the environment gives; here it becomes one number, before anything learns from
-it: raw rewards are the environment's own, shaped rewards those that are learned from.
+it: raw rewards are the environment's, scalarized if vectors; shaped rewards are learned from.
 """
 
 import importlib
@@ -33,29 +33,29 @@ class Rewards:
         parts: names of the numbers of a reward that is a vector, then of those that are recorded
             from `info`.
         outcomes: names of the numbers of an episode's last step.
-        own: makes one number of a reward that is a vector, which has none of its own; else None.
-        learned: makes the shaped rewards; None: they are the raw ones.
+        scalarize: makes one number of a reward that is a vector; None: it is one number.
+        shape: makes the shaped rewards; None: they are the raw ones.
     """
 
     parts: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
-    own: Reward | None = None
-    learned: Reward | None = None
+    scalarize: Reward | None = None
+    shape: Reward | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of what `means` and `outcomes_of` return."""
-        return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
+        return (*self.parts, *self.outcomes, *([] if self.shape is None else [LEARNED]))
 
     def raw(self, episodes: Episodes) -> Episodes:
         """The collected episodes with raw rewards, one number for each step. Raises UsageError, as
         `shaped` does, where the user's function fails or returns something else."""
-        return episodes if self.own is None else _with_rewards(episodes, self.own)
+        return episodes if self.scalarize is None else _with_rewards(episodes, self.scalarize)
 
     def shaped(self, collected: Episodes, raw: Episodes) -> Episodes:
         """The episodes with shaped rewards, given the collected ones and what `raw` made of them;
         where there are parts, all of them are the column "reward_parts", float64 [N, P]."""
-        episodes = raw if self.learned is None else _with_rewards(raw, self.learned)
+        episodes = raw if self.shape is None else _with_rewards(raw, self.shape)
         columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
         if self.parts:
             columns["reward_parts"] = _parts_of(collected)
@@ -73,7 +73,7 @@ class Rewards:
 
     def raw_return(self, episode: Episode) -> float:
         """The sum of the raw rewards of a collected episode. Raises UsageError as `raw` does."""
-        return float((episode.rewards if self.own is None else self.own(episode)).sum())
+        return float((episode.rewards if self.scalarize is None else self.scalarize(episode)).sum())
 
     def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
         """By name, the mean over the collected episodes of the undiscounted sum of each part; as
@@ -82,7 +82,7 @@ class Rewards:
         if self.parts:
             sums = [_parts_of(episode).sum(axis=0) for episode in collected]
             means = dict(zip(self.parts, np.mean(sums, axis=0).tolist(), strict=True))
-        if self.learned is not None:
+        if self.shape is not None:
             means[LEARNED] = float(np.mean([episode.rewards.sum() for episode in shaped]))
         return means
 
@@ -105,13 +105,13 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     elif experiment.reward_weights:
         reward = _weighted_by(experiment.reward_weights, parts)
     if not spec.reward_shape:
-        return Rewards(parts, outcomes, learned=reward)
+        return Rewards(parts, outcomes, shape=reward)
     if reward is None:
         raise UsageError(
             f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers; give "
             f"{len(parts)} weights, for {', '.join(parts)}, or a function by --reward"
         )
-    return Rewards(parts, outcomes, own=reward)
+    return Rewards(parts, outcomes, scalarize=reward)
 
 
 def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...]) -> Reward:

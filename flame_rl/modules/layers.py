@@ -16,14 +16,14 @@ from flame_rl.wire.messages import Layer
 class LayerModule(nn.Module):
     """A torch module that is also a kind of layer in flame_rl/nets/."""
 
-    kind: str  # its name there, in the body of the class whose `forward` computes it
+    kind: str  # its name there, declared in the class that defines `forward`; see `layers_of`
 
     def arrays(self) -> dict[str, Tensor]:
         """The kind's arrays by name, float32 or int32."""
         return {}
 
     def views(self) -> dict[str, np.ndarray]:
-        """The kind's arrays, which change with the module's own."""
+        """`arrays` as NumPy views of the module's memory."""
         return {name: tensor.detach().numpy() for name, tensor in self.arrays().items()}
 
     def layer(self) -> Layer:
@@ -37,7 +37,7 @@ class Dense(LayerModule, nn.Linear):
     kind = "dense"
 
     def arrays(self) -> dict[str, Tensor]:
-        # torch keeps [outputs, inputs]; the actors multiply from the left.
+        # torch keeps [outputs, inputs]; actors compute x @ W.
         bias = self.weight.new_zeros(self.out_features) if self.bias is None else self.bias
         return {"weight": self.weight.T, "bias": bias}
 

@@ -16,17 +16,17 @@ from flame_rl.modules.layers import Dense, array_of, layers_of
 from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
-# The modules that stack observations, and that normalise each before; both may be the identity.
+# The modules that normalise each observation, and then stack them; both may be the identity.
 Preprocessing = tuple[nn.Module, nn.Module]
 Layers = Sequence[nn.Module]
 
 
 class ObservationNetwork(nn.Module):
-    """The preprocessing of observations, `frames` and `normalizer`, and the layers, `network`."""
+    """The preprocessing of observations, `normalizer` and `frames`, and the layers, `network`."""
 
     def __init__(self, preprocessing: Preprocessing, layers: Layers) -> None:
         super().__init__()
-        self.frames, self.normalizer = preprocessing
+        self.normalizer, self.frames = preprocessing
         self.network = nn.Sequential(*layers)
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -269,9 +269,9 @@ def _bits(masks: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rescale(values: ValueNetwork | SharedNetwork, scale: float) -> None:
-    """Set the scale of values that are trained, and let the values be what they were, by the last
-    layer, if it is linear (van Hasselt et al. 2016, "Learning Values across Many Orders of
-    Magnitude", proposition 1). The first scale leaves the layers as they are."""
+    """PopArt: set the scale of values that are trained, and preserve the values by the last layer,
+    if it is linear (van Hasselt et al. 2016, "Learning Values across Many Orders of Magnitude",
+    proposition 1). The first scale leaves the layers as they are."""
     if values.scale > 0 and isinstance(values.last, nn.Linear):
         for parameter in values.last.parameters():
             parameter *= values.scale.item() / scale

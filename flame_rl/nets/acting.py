@@ -133,9 +133,9 @@ class States:
             array[slots] = 0
 
     def apply(self, place: int, layer: Act, x: np.ndarray, rows: Rows) -> np.ndarray:
-        """One step of a layer, whose state in `arrays`, at this place, becomes the next one: its
-        input, [blocks, ROW_BLOCK, inputs] -> [blocks, ROW_BLOCK, outputs]. `rows` is the slot of
-        each of these rows; one that occurs twice must have equal inputs."""
+        """Apply a layer to x, [blocks, ROW_BLOCK, inputs] -> [blocks, ROW_BLOCK, outputs], and
+        advance its state, `arrays[place]`, in the slots `rows`, one for each row of x; a slot that
+        occurs twice must have equal inputs."""
         array = self.arrays[place]
         before = array[rows].astype(x.dtype, copy=False)
         y, state = layer(x, before.reshape(*x.shape[:2], *array.shape[1:]))

@@ -3,10 +3,10 @@
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. With one BLAS thread, each row then has the same bits at any
-position and beside any other rows, unlike in one product of all rows. In float32,
-that fails on some processors where there is a single output; so only dense layers whose outputs are
-a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
-observation. Activations are elementwise, so that they may have float32's precision."""
+position and beside any other rows, unlike in one product of all rows. In float32, that fails on
+some processors where there is a single output; so a dense layer acts in float32 only where it has
+`_LARGE_WEIGHT` weights and a multiple of 16 outputs, the width of BLAS's kernels. A convolution is
+a product for each observation. Activations are elementwise: float32 is enough."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -37,7 +37,7 @@ class LayerKind:
     kind: ClassVar[str]  # its name in a `PolicySnapshot`
     arrays: ClassVar[Shapes] = {}  # of float32
     integers: ClassVar[Shapes] = {}  # of int32
-    # The shape of what it remembers from step to step, in sizes of its arrays; None: nothing.
+    # The shape of what it remembers from step to step, in size names of `arrays`; None: nothing.
     state: ClassVar[tuple[str | int, ...] | None] = None
     # Whether the state is only the inputs of the last few steps, which a learner looks up instead
     # of unrolling whole episodes.

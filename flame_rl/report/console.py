@@ -51,7 +51,7 @@ class ConsoleReporter:
     def report(self, result: results.IterationResult) -> None:
         self._last, self._reported_at = result, time.perf_counter()
         self._retries += result.timing.retries
-        self._undone += result.losses.get("update_scale") == 0
+        self._undone += result.metrics.get("update_scale") == 0
         if result.evaluation is not None:
             text = f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
             self._evaluation = self._unsaid = text
@@ -65,7 +65,7 @@ class ConsoleReporter:
         if result.iteration % LINE_EVERY == 0 or last or late:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
-            loss = f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
+            loss = f"{result.metrics['loss']:z.4f}" if "loss" in result.metrics else "-"
             done = f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f}"
             self.say(f"{done} | Loss: {loss}")
             if self._unsaid:
@@ -149,7 +149,7 @@ class ConsoleReporter:
         if self._undone:
             remedy = "a smaller --learning-rate or greater --initial-log-std"
             lines.append(f"  Updates undone: {self._undone}, all beyond --max-kl (try {remedy})")
-        if last and last.losses.get("gradient_steps") == 0:
+        if last and last.metrics.get("gradient_steps") == 0:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:
             lines.append(f"  Final Mean Reward: {last.reward_mean:.1f}")
@@ -186,7 +186,7 @@ class ConsoleReporter:
 
     def _seconds_left(self) -> float:
         """Until the run's end, by its speed so far; 0 before that is known, as during a warm-up."""
-        if self._last is None or self._last.losses.get("gradient_steps") == 0:
+        if self._last is None or self._last.metrics.get("gradient_steps") == 0:
             return 0.0
         begun = results.progress(self._experiment, self._done)
         done = results.progress(self._experiment, self._last.totals)

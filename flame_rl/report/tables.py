@@ -72,7 +72,7 @@ def metrics_row(metrics: Sequence[str], result: IterationResult) -> Row:
         **result.reward_parts,
         **result.outcomes,
         "length_mean": result.length_mean,
-        **{name: result.losses.get(name, "") for name in metrics},
+        **{name: result.metrics.get(name, "") for name in metrics},
         "weights_digest": result.weights_digest,
     }
 

@@ -30,7 +30,7 @@ def numbers_of(result: IterationResult) -> dict[str, Mapping[str, float]]:
         "reward": rewards | result.reward_parts,
         "outcome": result.outcomes,
         "episodes": {"length_mean": result.length_mean, "total": result.episodes},
-        "update": result.losses,
+        "update": result.metrics,
         "speed": {"env_steps_per_second": timing.env_steps_per_second},
         "seconds": {name: getattr(timing, name) for name in ("collecting", "updating", "waiting")},
     }

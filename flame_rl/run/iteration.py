@@ -35,7 +35,7 @@ def collect_iteration(
     request = training_request(config, spec, done, snapshot.version)
     asked = time.perf_counter()
     collected = backend.collect(snapshot, request)
-    collected = replace(collected, awaited=time.perf_counter() - asked)
+    collected = replace(collected, collecting=time.perf_counter() - asked)
     if isinstance(backend, PrefetchingBackend):
         after = _after(request, done, collected.episodes)
         if progress(config.experiment, after) < 1:
@@ -59,13 +59,13 @@ def learn_iteration(
     raw = rewards.raw(episodes)
     after = _after(request, done, raw)
     shaped = rewards.shaped(episodes, raw)
-    losses = learner.update(shaped, progress(experiment, done))
+    metrics = learner.update(shaped, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in raw])
-    whole = returns if request.cut is None else _whole_returns(request, raw, returns)
+    whole = returns if request.fragment_steps is None else _whole_returns(request, raw, returns)
     mean_return = float(whole.mean()) if len(whole) else None
     outcomes = rewards.outcomes_of(episodes)
-    if request.cut is not None:
+    if request.fragment_steps is not None:
         outcomes["whole_return"] = math.nan if mean_return is None else mean_return
     evaluation, every = None, experiment.evaluate_every
     if every is not None:
@@ -74,14 +74,14 @@ def learn_iteration(
             snapshot, indices = learner.snapshot(), tuple(range(experiment.evaluate_episodes))
             asked = replace(request, indices=indices, policy_version=snapshot.version)
             asked = replace(asked, stream="validation", explore=False)
-            asked = replace(asked, steps=None, cut=None, starts={})
+            asked = replace(asked, steps=None, fragment_steps=None, starts={})
             evaluated = backend.collect(snapshot, asked).episodes
             evaluation = evaluation_of(evaluated, request.agents, rewards)
             mean_return = evaluation.reward_mean
     timing = Timing(
-        collecting=collected.awaited,
+        collecting=collected.collecting,
         updating=updated - began,
-        waiting=collected.waiting_seconds,
+        waiting=collected.waiting,
         evaluating=time.perf_counter() - updated,
         env_steps_per_second=episodes.steps / collected.seconds,
         bytes_out=collected.bytes_out,
@@ -95,7 +95,7 @@ def learn_iteration(
         env_steps=after.env_steps,
         **{f"reward_{name}": float(getattr(returns, name)()) for name in SPREAD},
         length_mean=after.length_mean,
-        losses=losses,
+        metrics=metrics,
         reward_parts=rewards.means(episodes, shaped),
         outcomes=outcomes,
         weights_digest=learner.weights_digest(),
@@ -131,14 +131,14 @@ def training_request(
     at first as the time limit; fragments, with as many as have them if none ends early."""
     experiment = config.experiment
     steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
-    cut = fragment_steps(config, spec)
+    most = fragment_steps(config, spec)
     if steps is not None:
         if experiment.env_steps is not None:
             steps = min(steps, experiment.env_steps - done.env_steps)
-        length = cut or done.length_mean or spec.time_limit or steps
+        length = most or done.length_mean or spec.time_limit or steps
         count = math.ceil(steps / (length * spec.agent_count))
     request = make_request(config, spec, done.iterations, range(count), version)
-    return replace(request, steps=steps, cut=cut, starts=done.starts)
+    return replace(request, steps=steps, fragment_steps=most, starts=done.starts)
 
 
 def make_request(

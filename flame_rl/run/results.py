@@ -104,8 +104,9 @@ class Evaluation:
 class Timing:
     """Measured times and traffic of an iteration; they differ from run to run: the seconds of
     collecting (with `overlap` it may begin earlier), updating, evaluating, and `waiting`, in which
-    this process had nothing to do; env steps per second of collecting, of all workers; bytes to
-    the workers and from them; tasks that were sent again, and answers that came too late."""
+    this process had nothing to do; env steps per second from the first task to the last answer,
+    also during the update; bytes to the workers and from them; tasks that were sent again, and
+    answers that came too late."""
 
     collecting: float
     updating: float
@@ -127,7 +128,7 @@ class IterationResult:
         episodes, env_steps: totals since the start.
         reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted;
             a fragment counts as an episode, here and in `episodes` and `length_mean`.
-        losses: the algorithm's metrics by name; empty in an iteration without an update.
+        metrics: the algorithm's, by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         evaluation: of the policy after the update, where one was due.
         reward_parts, outcomes: by name, means over the episodes; see `Rewards.means`.
@@ -141,7 +142,7 @@ class IterationResult:
     reward_min: float
     reward_max: float
     length_mean: float
-    losses: dict[str, float]
+    metrics: dict[str, float]
     weights_digest: str
     timing: Timing
     evaluation: Evaluation | None = None
@@ -152,7 +153,7 @@ class IterationResult:
 
 def beyond_atoms(config: TrainConfig, result: IterationResult) -> str:
     """What to say of values that C51's atoms do not reach; "" where they do."""
-    settings, value = config.algorithm, result.losses.get("value")
+    settings, value = config.algorithm, result.metrics.get("value")
     if getattr(settings, "distribution", "") != "c51" or value is None or config.experiment.reward:
         return ""
     step = result.reward_mean / result.length_mean

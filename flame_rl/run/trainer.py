@@ -271,7 +271,7 @@ class Trainer:
         collects. Raises as `train` does; learner and totals are then as they were before."""
         learner, experiment, done = self.learner, self.config.experiment, self.totals
         found = iteration.collect_iteration(learner, backend, self.config, self.spec, done)
-        # The only copy of the state in an iteration.
+        # The only copy of the whole state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
         self.before = results.RunState(done, before)
         with stoppable(self.stop):

@@ -113,16 +113,18 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     if not np.array_equal(episodes.index, asked):
         found = episodes.index.tolist()[:20]
         raise WireError(f"index: not the episodes that were asked for: {found}")
-    ended, lengths, cut = episodes.terminated | episodes.truncated, episodes.lengths, request.cut
-    if not (ended.all() if cut is None else (lengths <= cut).all() and ended[lengths < cut].all()):
-        raise WireError("terminated, truncated: an episode ends by one of them, or is cut")
+    ended, lengths = episodes.terminated | episodes.truncated, episodes.lengths
+    most = request.fragment_steps
+    fits = ended if most is None else (lengths <= most) & (ended | (lengths == most))
+    if not fits.all():
+        raise WireError("terminated, truncated: only a fragment of fragment_steps has neither")
     _refuse_others(arrays)
     return episodes
 
 
 def take_episodes(arrays: _Arrays, columns: Sequence[messages.Column], prefix: str) -> Episodes:
-    """Remove whole episodes from `arrays`, with columns whose names begin with `prefix`. Raises
-    WireError unless there are some, and all of them as the columns say."""
+    """Remove episodes or fragments from `arrays`, with columns whose names begin with `prefix`.
+    Raises WireError unless there are some, and all of them as the columns say."""
     lengths = take_array(arrays, "lengths", "int64")
     if lengths.ndim != 1 or lengths.size == 0 or lengths.min() < 1 or lengths.max() > 1 << 40:
         raise WireError("lengths: an episode has at least one step")

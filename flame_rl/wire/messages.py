@@ -194,7 +194,7 @@ class CollectRequest:
     # lengths add up to it, and `indices` only those to begin with.
     steps: Whole | None = None
     # The most steps of a fragment, which is answered as an episode; None: episodes are whole.
-    cut: Size | None = None
+    fragment_steps: Size | None = None
     # By index, where fragments begin that go on with an episode; the others begin one. They follow
     # from the other fields and from the iterations before.
     starts: dict[int, Start] = field(default_factory=dict, compare=False)
@@ -202,8 +202,8 @@ class CollectRequest:
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):
             raise WireError("columns: a name comes twice")
-        if self.agents > 1 and (self.starts or self.cut is not None):
-            raise WireError("cut: episodes of several agents are whole")
+        if self.agents > 1 and (self.starts or self.fragment_steps is not None):
+            raise WireError("fragment_steps: episodes of several agents are whole")
 
 
 def observation_arrays(columns: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -236,7 +236,7 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class Episode(_Recorded):
-    """One complete episode, or fragment of one, of one agent: N is T. `index`: its number in the
+    """One whole episode, or fragment of one, of one agent: N is T. `index`: its number in the
     iteration, which agents that play together share. `columns`: by name, [T+1, ...] or [T, ...].
     `terminated`: nothing follows the last step. `truncated`: a time limit cut it: it would have
     gone on from `observations[-1]`. A fragment that another one goes on with is neither."""
@@ -257,9 +257,9 @@ ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "t
 
 @dataclass(frozen=True)
 class Episodes(_Recorded):
-    """Complete episodes, one after another in the same arrays: `index`, `terminated`, `truncated`
-    and `lengths`, int64, bool, bool and int64 [E], and columns [N+E, ...] or [N, ...]. Iteration
-    makes each `Episode` of views, which takes as long as playing a short one."""
+    """Episodes or fragments, one after another in the same arrays: `index`, `terminated`,
+    `truncated` and `lengths`, int64, bool, bool and int64 [E], and columns [N+E, ...] or [N, ...].
+    Iteration makes each `Episode` of views, which takes as long as playing a short one."""
 
     index: np.ndarray
     lengths: np.ndarray

@@ -15,7 +15,7 @@ import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.worker import supervisor
-from flame_rl.actor.worker.supervisor import Limits, Team, Worker
+from flame_rl.actor.worker.supervisor import Limits, SupervisedWorker, Team
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Environment
 from tests.helpers import (
@@ -34,7 +34,7 @@ SNAPSHOT, POLES = random_snapshot(1, 2, False), random_snapshot(4, 2, False)
 
 @pytest.fixture
 def worker():
-    worker = Worker()
+    worker = SupervisedWorker()
     yield worker
     worker.close()
 
@@ -113,7 +113,7 @@ def test_a_child_that_does_not_read_is_killed_at_the_deadline(worker):
 def test_close_in_the_middle_of_a_call_ends_the_child(tmp_path, monkeypatch):
     hangs = tmp_path / "hangs"
     monkeypatch.setenv("FAULT_MARKER", str(hangs))
-    worker = Worker()
+    worker = SupervisedWorker()
     answers = []
     request = request_for(environment_id("HangFault"))
     thread = threading.Thread(target=lambda: answers.append(collect(worker, request)))
@@ -159,9 +159,9 @@ def test_an_idle_child_closes_its_environments_when_its_parent_is_killed(tmp_pat
     """As an executor of Flame is, once its session is closed."""
     code = f"""
 import os
-from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.actor.worker.supervisor import SupervisedWorker
 from tests.actor.test_worker import *
-collect(Worker(), request_for({environment_id("Server")!r}))
+collect(SupervisedWorker(), request_for({environment_id("Server")!r}))
 os.kill(os.getpid(), 9)
 """
     log = tmp_path / "log"

@@ -173,7 +173,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
 ORPHAN = """
 import os, sys, threading, time
 from flame_rl.wire import codec
-from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.actor.worker.supervisor import Limits, SupervisedWorker
 from tests.helpers import environment_id, random_snapshot, request_for
 
 def collect():
@@ -181,7 +181,7 @@ def collect():
     encoded = codec.encode_snapshot(snapshot), codec.encode_request(request)
     worker.collect(*encoded, Limits(3, 600, 1000, 4096))
 
-worker = Worker()
+worker = SupervisedWorker()
 threading.Thread(target=collect, daemon=True).start()
 while worker.pid is None:
     time.sleep(0.001)

@@ -254,7 +254,7 @@ def test_the_budget_ends_a_run_of_fragments():
     with Trainer(config) as trainer:
         results = list(trainer)
         request = training_request(config, trainer.spec, trainer.totals, 0)
-    assert 100 <= results[-1].env_steps < 100 + CUT and request.cut == CUT
+    assert 100 <= results[-1].env_steps < 100 + CUT and request.fragment_steps == CUT
 
 
 START = Start(5, np.ones(3, np.int32), -7, 1.5)
@@ -276,7 +276,7 @@ START = Start(5, np.ones(3, np.int32), -7, 1.5)
     ],
 )
 def test_starts_that_travel_are_checked(altered):
-    request = request_for("CartPole-v1", cut=CUT, starts={1: START, 7: START})
+    request = request_for("CartPole-v1", fragment_steps=CUT, starts={1: START, 7: START})
     found = codec.decode_request(codec.encode_request(request))
     assert found == request and [*found.starts] == [1], "only those of its indices travel"
     assert found.starts[1].actions.tolist() == [1, 1, 1] and found.starts[1].observed == -7
@@ -294,9 +294,9 @@ def test_answers_of_other_lengths_are_refused():
     request = replace(request, indices=tuple(answer.index.tolist()))
     data = b"".join(codec.encode_result(answer, request))
     assert len(codec.decode_result(data, request)) == len(answer)
-    for cut in (None, CUT - 1, CUT + 1):
-        with pytest.raises(codec.WireError, match="cut"):
-            codec.decode_result(data, replace(request, cut=cut))
+    for most in (None, CUT - 1, CUT + 1):
+        with pytest.raises(codec.WireError, match="fragment_steps"):
+            codec.decode_result(data, replace(request, fragment_steps=most))
 
 
 @pytest.mark.slow

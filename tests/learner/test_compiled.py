@@ -104,7 +104,7 @@ def samples_of(head: str, rows: int, inputs: int, masked: bool, seed: int) -> di
     samples["log_probs"] = -np.abs(rng.standard_normal(rows)).astype(np.float32)
     samples["targets"] = rng.standard_normal(rows).astype(np.float32)
     samples["scale"] = np.full(rows, 3.0, np.float32)
-    samples["ratios"] = rng.random(rows).astype(np.float32)
+    samples["kl_weights"] = rng.random(rows).astype(np.float32)
     return samples
 
 
@@ -263,7 +263,7 @@ def test_observations_are_normalised_and_selected():
     normalizer = ObservationNormalizer(6)
     normalizer.set(np.arange(6.0), np.full(6, 2.0))
     layers = [Select(6, [4, 1, 4]), Dense(3, 3)]
-    module = PolicyNetwork((nn.Identity(), normalizer), layers, Layer("noisy", {}))
+    module = PolicyNetwork((normalizer, nn.Identity()), layers, Layer("noisy", {}))
     trained = in_training(module)
     assert type(trained.network) is CompiledNetwork
     observations = 30 * np.random.default_rng(0).standard_normal((9, 6)).astype(np.float32)

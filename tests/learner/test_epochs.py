@@ -43,7 +43,7 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fails", ["on_policy.update.shrink_until_close", "demonstrations.cloning.bc", "descend"]
+    "fails", ["on_policy.update.shrink_until_close", "demonstrations.cloning.bc", "fit_policy"]
 )
 def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     """Whoever restores the networks then must not do so while another thread writes them."""
@@ -68,8 +68,8 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
 
     monkeypatch.setattr(actor_critic, "available_cores", lambda: 2)
     monkeypatch.setattr(CompiledNetwork, "run_epoch", slow)
-    if fails == "descend":
-        monkeypatch.setattr(learner.algorithm.networks, "descend", failing)
+    if fails == "fit_policy":
+        monkeypatch.setattr(learner.algorithm.networks, "fit_policy", failing)
     else:
         monkeypatch.setattr(f"flame_rl.learner.{fails}", failing)
     with pytest.raises(ZeroDivisionError):
@@ -116,8 +116,8 @@ def test_parameters_follow_the_paper_and_no_sum_becomes_subnormal(by):
         g = gradient.astype(np.float64)
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         expected -= RATE * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        for sums in adam.sums:
-            assert not ((np.abs(sums) > 0) & (np.abs(sums) < SUBNORMAL)).any(), t
+        for moment in adam.moments:
+            assert not ((np.abs(moment) > 0) & (np.abs(moment) < SUBNORMAL)).any(), t
     # Float32 rounds in each of the steps.
     np.testing.assert_allclose(adam.parameters, expected, atol=1e-4)
     assert np.abs(adam.parameters - start).max() > 50 * 1e-4

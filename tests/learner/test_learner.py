@@ -122,7 +122,7 @@ def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in policy.parameters()])
     # After the first step, Adam's sum of gradients is the gradient.
     np.testing.assert_allclose(
-        learner.parts["policy_adam"].sums[0], flat.numpy(), rtol=1e-4, atol=1e-6
+        learner.parts["policy_adam"].moments[0], flat.numpy(), rtol=1e-4, atol=1e-6
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.on_policy.actor_critic import shuffle
+from flame_rl.learner.on_policy.actor_critic import policy_epoch
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.losses import policy_gradient_loss
 from flame_rl.learner.training import slices
@@ -124,7 +124,7 @@ def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     columns = {"number": np.arange(batch.steps)}
     inputs = episodes.observations
     batch = replace(batch, policy_inputs=inputs, log_probs=np.zeros(batch.steps))
-    parts = shuffle(batch, columns, wanted, np.random.default_rng(0)).minibatches()
+    parts = policy_epoch(batch, columns, wanted, np.random.default_rng(0)).minibatches()
     assert (len(parts) == 1) if wanted == 1 else (1 < len(parts) <= wanted)
     assert min(len(part["number"]) for part in parts) > 30
     assert sorted(np.concatenate([p["number"] for p in parts])) == list(range(batch.steps))

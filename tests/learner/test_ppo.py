@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.on_policy.actor_critic import shuffle
+from flame_rl.learner.on_policy.actor_critic import policy_epoch
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
 from flame_rl.learner.on_policy.returns import standardize, trust
@@ -41,7 +41,7 @@ def test_minibatches_take_every_step_once(steps, wanted, count):
     rng = np.random.default_rng(0)
     batch = make_batch(together([episode]))
     batch = replace(batch, policy_inputs=observations, log_probs=np.zeros(steps))
-    parts = shuffle(batch, columns, wanted, rng).minibatches()
+    parts = policy_epoch(batch, columns, wanted, rng).minibatches()
     for part in parts:
         np.testing.assert_array_equal(part["inputs"], observations[part["number"]])
     assert len(parts) == count
@@ -81,7 +81,7 @@ def test_the_divergence_counts_a_step_as_much_as_the_older_policy_has_played_it(
     ratios, log_probs = np.array([3.0, 0.5, 0.0, 0.1]), np.zeros(4)
     inputs = batch.observations
     batch = replace(batch, policy_inputs=inputs, log_probs=log_probs, ratios=ratios)
-    epoch = shuffle(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
+    epoch = policy_epoch(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
     (minibatch,) = epoch.minibatches()
     ratio = np.array([0.5, 1.5, 9.0, 1.1])
     numbers, _ = loss(minibatch, np.log(ratio), np.zeros(4))
@@ -175,11 +175,11 @@ def test_weighted_advantages_have_a_weighted_baseline():
     expected = weights * (advantages - np.average(advantages, weights=weights))
     lengths = np.array([1000])
     batch = Batch({}, np.arange(1000), lengths, np.array([True]), ratios=weights)
-    found = standardize(weights * advantages, batch.importance_weights)
+    found = standardize(weights * advantages, batch.self_normalized_weights)
     np.testing.assert_allclose(found, expected / expected.std(), atol=1e-6)
     assert not found[:100].any()
     none = replace(batch, ratios=np.zeros(1000))
-    np.testing.assert_array_equal(standardize(np.zeros(1000), none.importance_weights), 0)
+    np.testing.assert_array_equal(standardize(np.zeros(1000), none.self_normalized_weights), 0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 100.0, -1e12, 0.1])

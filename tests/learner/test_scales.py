@@ -124,7 +124,7 @@ def test_values_stay_when_returns_grow(algorithm, options):
     batch = networks.prepare(make_batch(random_episodes(True), networks.remembers))
     values = [networks.values(batch)]
     for growth in (30.0, 1000.0):
-        networks.statistics.add_returns(growth * np.arange(1.0, 50))
+        networks.statistics.add_returns_and_rescale(growth * np.arange(1.0, 50))
         values.append(networks.values(batch))
     assert np.abs(values[0]).max() > 0.1
     atol = 1e-6 * np.abs(values[0]).max()

@@ -246,7 +246,7 @@ def test_state_values_are_the_known_ones(name, options, values, variant):
 def test_a_constant_reward_teaches_nothing():
     results, learner = solve("Endless", iterations=3, baseline="none")
     # Every episode is cut at 7 steps: with the value of going on added, all returns are equal.
-    assert all(result.losses["gradient_norm"] == 0 for result in results)
+    assert all(result.metrics["gradient_norm"] == 0 for result in results)
     assert learner.snapshot().version == 3
 
 

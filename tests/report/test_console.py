@@ -76,7 +76,7 @@ def test_a_long_run_hears_how_much_is_left(settings, seconds, words, clock, caps
     console = ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), False, Totals())
     clock.now += seconds
     capsys.readouterr()
-    warming_up = replace(result_of(0), losses={"gradient_steps": 0.0})
+    warming_up = replace(result_of(0), metrics={"gradient_steps": 0.0})
     console.report(warming_up)  # says nothing of the iterations that learn
     console.report(result_of(0))
     assert [line for line in capsys.readouterr().out.splitlines() if "left" in line] == words
@@ -210,7 +210,7 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
         env_steps=20_000 * count,
         **numbers,
         length_mean=200.0,
-        losses={"loss": 0.5},
+        metrics={"loss": 0.5},
         weights_digest="",
         timing=Timing(1.0, 1.0, 0.0, 0.0, 500.0, 0, 0, 0, 0),
         evaluation=evaluation,
@@ -229,7 +229,7 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
 )
 def test_returns_beyond_the_atoms_are_said_once(reward, value, said, capsys):
     """One reward a step, of which 100 are as much as a discounted return ever is."""
-    result = replace(result_of(0), reward_mean=200 * reward, losses={"loss": 0.1, "value": value})
+    result = replace(result_of(0), reward_mean=200 * reward, metrics={"loss": 0.1, "value": value})
     for options in ({"distribution": "c51"}, {"rainbow": True}, {"distribution": "quantiles"}):
         config = TrainConfig(algorithm="dqn", gamma=0.99, **options)
         console = ConsoleReporter(config, spec_of(1, 2, False), False, Totals())

@@ -120,6 +120,6 @@ def test_the_same_seed_gives_the_same_bytes_on_a_card_and_the_loss_of_the_cpu(en
         with Trainer(make_config(env, **OPTIONS | {"device": place} | options)) as trainer:
             results = list(trainer)
         digests.append([result.weights_digest for result in results])
-        losses.append(results[0].losses["loss"])
+        losses.append(results[0].metrics["loss"])
     assert digests[0] == digests[1]
     assert losses[0] == pytest.approx(losses[2], rel=1e-2, abs=1e-3)

@@ -28,7 +28,7 @@ def config_of(algorithm: str, workers: int, **options) -> TrainConfig:
 
 
 def rows(results) -> list:
-    return [(r.weights_digest, r.reward_mean, r.losses, r.evaluation) for r in results]
+    return [(r.weights_digest, r.reward_mean, r.metrics, r.evaluation) for r in results]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -84,7 +84,7 @@ def test_steps_count_by_the_ratio_of_the_two_policies(algorithm, monkeypatch):
             # The divergence is about the actions of the policy before the update.
             terms = after / now - 1 - np.log(after / now)
             expected = np.average(terms, weights=now / acted)
-            assert result.losses["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            assert result.metrics["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert used[0].min() < 0.98
 
 

@@ -92,7 +92,7 @@ def test_one_iteration_at_a_time_or_all_that_are_left():
         assert (first.iteration, first.episodes) == (0, 6)
         assert first.reward_min <= first.reward_mean <= first.reward_max
         assert first.env_steps == round(6 * first.length_mean)
-        assert np.isfinite(list(first.losses.values())).all() and first.timing.collecting > 0
+        assert np.isfinite(list(first.metrics.values())).all() and first.timing.collecting > 0
         assert [result.iteration for result in trainer] == [1, 2, 3]
         assert trainer.totals.iterations == 4 and trainer.totals.episodes == 24
         assert list(trainer) == []

@@ -90,7 +90,7 @@ def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     one, several = results[:4], results[4:]
     assert [each.weights_digest for each in one] == [each.weights_digest for each in several]
     for result in several:
-        assert result.losses["gradient_steps"] >= 1 and "loss" in result.losses
+        assert result.metrics["gradient_steps"] >= 1 and "loss" in result.metrics
 
 
 def test_the_command_measures_without_a_cluster(tmp_path):

@@ -86,7 +86,7 @@ class AgentsSimulator(EnvironmentsSimulator):
             infos = infos if isinstance(infos, Mapping) else {}
             for name, slot in playing.items():
                 observation, *outcome = [_of(name, each, what, slot) for what, each in given]
-                returned.take_outcome(self, slot, *outcome)
+                returned.take_reward_and_ends(self, slot, *outcome)
                 self.truncated[slot] |= cut
                 self._observe(slot, observation, infos.get(name), "step")
                 if self.part_names or self.outcome_names:

@@ -173,7 +173,7 @@ class PlainSimulator(EnvironmentsSimulator):
             if is_number and isinstance(reward, float) and goes_on:
                 rewards[slot] = reward
             else:
-                returned.take_outcome(self, slot, reward, terminated, truncated)
+                returned.take_reward_and_ends(self, slot, reward, terminated, truncated)
             if has_info:
                 returned.take_info(self, slot, info)
             if masks is not None:

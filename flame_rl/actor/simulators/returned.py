@@ -71,7 +71,7 @@ def take_observation(
         raise invalid(f"{name}: {source} returned {what}", slot) from error
 
 
-def take_outcome(
+def take_reward_and_ends(
     simulator: Simulator, slot: int, reward: object, terminated: object, truncated: object
 ) -> None:
     """Write the reward of a slot's step, and whether its episode ended."""

@@ -39,8 +39,8 @@ class Simulator:
         self.reward_parts = np.zeros((rows, len(reward_parts)))
         self.outcomes = np.zeros((rows, len(outcomes)))
         self.terminated, self.truncated = np.zeros((2, rows), bool)
-        # By slot, the episodes in the middle of which it was left; see actor/fragments.py.
-        self.standing: dict[int, Start] = {}
+        # Where each slot was left in the middle of an episode, by slot; see actor/fragments.py.
+        self.paused: dict[int, Start] = {}
         self.part_names, self.outcome_names = reward_parts, outcomes
         self.recorded = {c.name: view for c, view in zip(observed, views, strict=True)} | {
             "rewards": self.rewards,

@@ -1,6 +1,6 @@
 """A module of this package in a process of its own, and the frames that the two exchange: a fixed
-head, then a message of `flame_rl.wire`. Run itself, it is a worker's child, which reads frames and
-answers requests until no more can come, then closes its environments."""
+head, then a message of `flame_rl.wire`. Run itself, it is a worker, see `SupervisedWorker`, which
+reads frames and answers requests until no more can come, then closes its environments."""
 
 import contextlib
 import faulthandler
@@ -141,7 +141,7 @@ def _read_exactly(pipe: BinaryIO, size: int, wait: Wait | None) -> bytearray:
 
 
 def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) -> None:
-    """Answer requests until the questions end; for the descriptors see `supervisor._Player`."""
+    """Answer requests until the questions end; for the descriptors see `supervisor._Child`."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(questions_fd, "rb", buffering=0)
     answers = os.fdopen(answers_fd, "wb", buffering=0)
@@ -158,8 +158,8 @@ def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
     # While a request is answered, no other one comes: it can be withdrawn, or the pipe closes.
-    closing = select.poll()
-    closing.register(questions, select.POLLIN)
+    interruption = select.poll()
+    interruption.register(questions, select.POLLIN)
 
     def played(episodes: int, env_steps: int) -> None:
         write_frame(answers, PROGRESS.pack(episodes, env_steps))
@@ -179,7 +179,7 @@ def main(questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int) 
             simulators[environment], _ = choose_simulator(environment)
         played(0, 0)
         result = collect_episodes(
-            snapshot, request, simulators[environment], lambda: bool(closing.poll(0)), played
+            snapshot, request, simulators[environment], lambda: bool(interruption.poll(0)), played
         )
         return codec.encode_result(result, request)
 

@@ -1,5 +1,5 @@
-"""Supervise a child process that runs `collect_episodes`, or several that share each task. A
-simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
+"""Supervise a worker, a child process that runs `collect_episodes`, or several that share each
+task. A simulator may crash, hang or leak. It runs in a child, so that its death is a value."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     workers: int = 1
 
 
-class _Player(process.ChildProcess):
+class _Child(process.ChildProcess):
     """The child, and what its supervisor remembers: a file for the traceback of a crash, whether it
     was ever asked anything, so that it may have environments, the encoded weights that it holds,
     the episodes played, and its peak memory at its last answer."""
@@ -78,14 +78,14 @@ class _Player(process.ChildProcess):
         return f"died by {signal.Signals(-code).name if known else -code}"
 
 
-class Worker:
-    """Supervises one child. Where it dies, or is killed, the answer is a `CollectFailure`, and the
-    next call starts a new one; `start` is optional and lets a child import early."""
+class SupervisedWorker:
+    """A worker: a child process. Where it dies, or is killed, the answer is a `CollectFailure`, and
+    the next call starts a new one; `start` is optional and lets a child import early."""
 
     def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
         """`warn` is told of a child that was killed because it did not end by itself."""
         self._warn = warn
-        self._child: _Player | None = None
+        self._child: _Child | None = None
         self._closed = False
         # The episodes and env steps that the child has played of its task; for any thread.
         self.played = 0, 0
@@ -104,7 +104,7 @@ class Worker:
                 raise BrokenPipeError("this worker is closed")
             if self._child is None or self._child.poll() is not None:
                 self._end_child()
-                self._child = _Player()
+                self._child = _Child()
 
     def describe(self, environment: Environment, deadline: float, withdrawn: Check) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps. Returns an encoded
@@ -209,25 +209,25 @@ class Worker:
 
 
 class Team:
-    """Plays tasks as one `Worker` does, with as many as `Limits.workers` says: whoever has nothing
-    to do takes some of the episodes that are left, first more of them, then fewer."""
+    """Plays tasks as one `SupervisedWorker` does, with `Limits.workers` of them: who has nothing to
+    do takes some of the episodes that are left, first more of them, then fewer."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._workers = [Worker(warn)]
+        self._workers = [SupervisedWorker(warn)]
 
     def start(self) -> None:
-        """Let the first child import early. Raises as `Worker.start` does."""
+        """Let the first child import early. Raises as `SupervisedWorker.start` does."""
         self._workers[0].start()
 
     def close(self) -> None:
         with ThreadPoolExecutor(len(self._workers)) as threads:
-            list(threads.map(Worker.close, self._workers))
+            list(threads.map(SupervisedWorker.close, self._workers))
 
     def collect(self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Check) -> Buffer:
-        """See `Worker.collect`. The first failure ends the task: it causes the others."""
+        """See `SupervisedWorker.collect`. The first failure ends the task: it causes the others."""
         while len(self._workers) < limits.workers:
-            self._workers.append(Worker(self._warn))
+            self._workers.append(SupervisedWorker(self._warn))
         workers = self._workers[: min(limits.workers, limits.episodes)]
         if len(workers) == 1:
             return workers[0].collect(snapshot, request, limits, withdrawn)
@@ -236,7 +236,7 @@ class Team:
         done: list[Episodes] = []
         failures: list[CollectFailure] = []
 
-        def play(worker: Worker) -> None:
+        def play(worker: SupervisedWorker) -> None:
             nonlocal left
             while not failures:
                 with taking:

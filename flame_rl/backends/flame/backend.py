@@ -11,7 +11,7 @@ import grpc
 from flamepy.core import client
 from flamepy.core.types import FlameError
 
-from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.actor.worker.supervisor import SupervisedWorker
 from flame_rl.backends import dispatch
 from flame_rl.backends.flame import cluster, compat
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
@@ -81,7 +81,7 @@ class FlameBackend:
 
     def describe(self, environment: messages.Environment) -> messages.EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
-        with contextlib.closing(Worker(warn)) as worker:
+        with contextlib.closing(SupervisedWorker(warn)) as worker:
             deadline = self._deadlines.limits().deadline
             return dispatch.describe_by(worker, environment, deadline, self._stop)
 

@@ -10,7 +10,7 @@ An update trains the policy for one epoch over its batch, the value network for 
 import numpy as np
 
 from flame_rl.learner.on_policy import losses
-from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
+from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.returns import standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
@@ -30,18 +30,18 @@ def a2c(
     values = networks.values(batch)
     advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
     targets = advantages + values[batch.rows]
-    networks.statistics.add_returns(targets)
+    networks.statistics.add_returns_and_rescale(targets)
 
     columns = networks.columns(batch, targets)
     columns["advantages"] = trust(advantages, targets) * standardize(
-        advantages, batch.importance_weights
+        advantages, batch.self_normalized_weights
     )
-    epoch = shuffle(batch, columns, settings.minibatches, generator)
+    epoch = policy_epoch(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)
-    loss = networks.own_loss or losses.policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.take_custom_loss() or losses.policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
-    numbers = networks.descend(epoch, loss, step)
+    numbers = networks.fit_policy(epoch, loss, step)
     explained = losses.explained_variance(targets - advantages, targets)
     return losses.policy_metrics(numbers, step) | explained

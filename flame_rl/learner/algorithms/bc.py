@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl.learner.learner import Algorithm
-from flame_rl.learner.on_policy.actor_critic import PolicyTraining, shuffle
+from flame_rl.learner.on_policy.actor_critic import PolicyTraining, policy_epoch
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Metrics, Stateful, learning_rate_factor
@@ -96,7 +96,7 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
         )
     policy = kinds[settings.policy](spec, config)
     # Those of sac, ddpg and td3 are normalised elsewhere.
-    _, policy.normalizer = model.preprocessing(spec, config, settings.normalize_observations)
+    policy.normalizer, _ = model.preprocessing(spec, config, settings.normalize_observations)
     return policy
 
 
@@ -117,8 +117,8 @@ def bc(
     steps: list[dict[str, float]] = []
     for _ in range(settings.clone_epochs):
         columns = networks.columns(batch, targets)
-        epoch = shuffle(batch, columns, count, generator)
-        steps += networks.descend(epoch, loss, step)
+        epoch = policy_epoch(batch, columns, count, generator)
+        steps += networks.fit_policy(epoch, loss, step)
     names = "loss", "gradient_norm"
     means = {name: float(np.mean([step[name] for step in steps])) for name in names}
     return means | {"policy_steps": float(len(steps))}

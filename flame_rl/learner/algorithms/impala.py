@@ -50,7 +50,7 @@ class Impala(GradientStep):
         column = log_probs_of(self._networks.policy.network, policy_samples(batch))
         self._networks.statistics.add_observations(batch.observations)
         bootstrap = np.zeros(len(batch.lengths))
-        self._networks.statistics.add_returns(
+        self._networks.statistics.add_returns_and_rescale(
             discounted_returns(batch.rewards, batch.lengths, self._gamma, bootstrap)
         )
         return replace(episodes, columns=episodes.columns | {_LOG_PROBS.name: column})

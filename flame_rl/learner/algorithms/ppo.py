@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from flame_rl.learner.on_policy import losses
-from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
+from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
@@ -32,7 +32,8 @@ def ppo(
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
-    loss = networks.own_loss or clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    c = settings.entropy_coefficient
+    loss = networks.take_custom_loss() or clipped_loss(settings.clip_range, c)
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers: list[dict[str, float]] = []  # of each minibatch
@@ -44,15 +45,16 @@ def ppo(
             targets = advantages + values[batch.rows]
         if epoch == 0:
             explained = losses.explained_variance(targets - advantages, targets)  # of V(s_t)
-            networks.statistics.add_returns(targets)
+            networks.statistics.add_returns_and_rescale(targets)
 
         columns = networks.columns(batch, targets)
-        columns["advantages"] = standardize(advantages, batch.importance_weights)
-        shuffled = None if exceeded else shuffle(batch, columns, settings.minibatches, generator)
-        # First, because its epoch may run on another core beside the policy's.
+        columns["advantages"] = standardize(advantages, batch.self_normalized_weights)
+        if not exceeded:
+            epoch_of_policy = policy_epoch(batch, columns, settings.minibatches, generator)
+        # Before `fit_policy`: the values' epoch may run on another core beside the policy's.
         networks.fit_values(batch, targets, 1, value_rate, generator)
-        if shuffled is not None:
-            numbers += networks.descend(shuffled, loss, step)
+        if not exceeded:
+            numbers += networks.fit_policy(epoch_of_policy, loss, step)
             exceeded = step.exceeds_kl(numbers[-1])
         # A policy that has moved far enough stops; values of their own learn on.
         if exceeded and networks.shared:
@@ -65,9 +67,9 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus.
 
     Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
-    "ratios", see `kl_terms`; the network's outputs are log-probabilities and entropies, [B] each.
-    This function is the loss wherever torch has the network; compiled networks have the same as
-    `CLIPPED` in learner/compiled/core.c."""
+    "kl_weights", see `kl_terms`; the network's outputs are log-probabilities and entropies, [B]
+    each. This function is the loss wherever torch has the network; compiled networks have the same
+    as `CLIPPED` in learner/compiled/core.c."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
     def loss(samples: Samples, log_probs: np.ndarray, entropies: np.ndarray) -> LossResult:

@@ -16,7 +16,7 @@ from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.off_policy.gradient_step import refuse_missing_masks
 from flame_rl.learner.off_policy.update import refuse_other_actions, with_exploration
 from flame_rl.learner.off_policy.values import apply_weights, of_actions
-from flame_rl.learner.on_policy.actor_critic import PolicyTraining, shuffle
+from flame_rl.learner.on_policy.actor_critic import PolicyTraining, policy_epoch
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
@@ -74,8 +74,8 @@ class PQN(Algorithm):
         numbers: list[dict[str, float]] = []  # of each minibatch
         for _ in range(settings.epochs):
             targets = self.targets(batch).astype(np.float32)
-            epoch = shuffle(batch, {"targets": targets}, settings.minibatches, generator)
-            numbers += training.descend(epoch, squared_error, step)
+            epoch = policy_epoch(batch, {"targets": targets}, settings.minibatches, generator)
+            numbers += training.fit_policy(epoch, squared_error, step)
         means = {name: float(np.mean([each[name] for each in numbers])) for name in numbers[0]}
         return means | {"policy_steps": float(len(numbers))}
 

@@ -11,7 +11,7 @@ epoch over its batch.
 import numpy as np
 
 from flame_rl.learner.on_policy import losses
-from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
+from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize, trust
 from flame_rl.learner.training.epoch import StepConfig
@@ -34,7 +34,7 @@ def reinforce(
         returns = batch.returns(gamma, values[np.cumsum(batch.lengths + 1) - 1])
         baseline = values[batch.rows]
         explained = losses.explained_variance(baseline, returns)
-        networks.statistics.add_returns(returns)
+        networks.statistics.add_returns_and_rescale(returns)
     else:
         returns = batch.estimated_returns(gamma)
         leave_out = settings.baseline == "leave-one-out"
@@ -44,12 +44,12 @@ def reinforce(
     columns = {
         "advantages": trust(advantages, returns) * standardize(advantages)
     } | networks.columns(batch, returns)
-    epoch = shuffle(batch, columns, settings.minibatches, generator)
+    epoch = policy_epoch(batch, columns, settings.minibatches, generator)
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay
         networks.fit_values(batch, returns, settings.value_epochs, value_rate, generator)
-    loss = networks.own_loss or losses.policy_gradient_loss(settings.entropy_coefficient)
+    loss = networks.take_custom_loss() or losses.policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
-    numbers = networks.descend(epoch, loss, step)
+    numbers = networks.fit_policy(epoch, loss, step)
     return losses.policy_metrics(numbers, step) | explained

@@ -26,8 +26,8 @@ enum { VALUES, GAUSSIAN, CATEGORICAL };
 enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR, Q_LEARNING };
 /* The columns of samples; those that are not there are null. Masks are those of the inputs, or of
  * the next inputs where there are any; targets are then rewards. */
-enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, RATIOS, TARGETS, NEXT, DISCOUNTS,
-       COLUMNS };
+enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, KL_WEIGHTS, TARGETS, NEXT,
+       DISCOUNTS, COLUMNS };
 /* The numbers of a loss, and what the last two are in Q-learning. */
 enum { LOSS, ENTROPY, KL, NUMBERS };
 enum { TD_ERROR = 1, VALUE };
@@ -305,14 +305,15 @@ static int64_t widest(const Network *network) {
     return most;
 }
 
-/* The workspace of a pass of `rows` samples: scratch for products; two gradients that take turns;
- * what a loss sees, and its gradients for that; what is saved of each layer. */
+/* The workspace of a pass of `rows` samples: scratch for products; two gradients that take turns,
+ * `gradients`; what a loss sees and its gradients for that, `loss_buffers`; and what is `saved` of
+ * each layer. Each function returns where its part begins. */
 static float *gradients(const Network *network, int64_t number, int64_t rows, float *workspace) {
     int64_t width = widest(network);
     return workspace + greater(rows, width) * PANEL + number * rows * width;
 }
 
-static float *for_head(const Network *network, int64_t rows, float *workspace) {
+static float *loss_buffers(const Network *network, int64_t rows, float *workspace) {
     return gradients(network, 2, rows, workspace);
 }
 
@@ -321,7 +322,7 @@ static int64_t width_of(const Network *network) {
 }
 
 static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
-    float *place = for_head(network, rows, workspace) + 2 * rows * (width_of(network) + 1);
+    float *place = loss_buffers(network, rows, workspace) + 2 * rows * (width_of(network) + 1);
     for (int64_t i = 0; i < layer; i++) place += rows * (3 * network->layers[i].outputs + 1);
     int64_t size = rows * network->layers[layer].outputs;
     return (Saved){place, place + size, place + 2 * size, place + 3 * size};
@@ -368,10 +369,12 @@ static void add_products(float *restrict total, const float *restrict a, const f
         for (int64_t j = 0; j < width; j++) total[j] += a[j] * b[j];
 }
 
-/* Add the gradient of all layers' parameters to `sums`, unless it is null, and write that for x to
- * `x_gradient`, unless that is null; the gradient for the output is the first of the workspace's. */
-static void layers_backward(const Network *network, const float *parameters, float *sums,
-                            const float *x, float *x_gradient, int64_t rows, float *workspace) {
+/* Add the gradient of all layers' parameters to `parameter_gradient`, unless it is null, and write
+ * that for x to `x_gradient`, unless that is null; the gradient for the output is the first of the
+ * workspace's. */
+static void layers_backward(const Network *network, const float *parameters,
+                            float *parameter_gradient, const float *x, float *x_gradient,
+                            int64_t rows, float *workspace) {
     float *gradient = gradients(network, 0, rows, workspace);
     for (int64_t i = network->count - 1; i >= 0; i--) {
         const Layer *layer = network->layers + i;
@@ -379,18 +382,21 @@ static void layers_backward(const Network *network, const float *parameters, flo
         Saved kept = saved(network, i, rows, workspace);
         activate_backward(layer->activation, gradient, kept.output, kept.before, rows * outputs);
         if (layer->norm_weight >= 0) {
-            if (sums) {
-                add_products(sums + layer->norm_weight, gradient, kept.normalized, rows, outputs);
-                add_columns(sums + layer->norm_bias, gradient, rows, outputs, workspace);
+            if (parameter_gradient) {
+                add_products(parameter_gradient + layer->norm_weight, gradient, kept.normalized,
+                             rows, outputs);
+                add_columns(parameter_gradient + layer->norm_bias, gradient, rows, outputs,
+                            workspace);
             }
             normalize_rows_backward(gradient, kept.normalized, kept.inverse,
                                     parameters + layer->norm_weight, rows, outputs);
         }
         const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
-        if (sums) {
-            product(matrix(sums + layer->weight, inputs, 1), matrix(gradient, 1, outputs),
-                    matrix(before, inputs, 1), outputs, rows, inputs, 1, workspace);
-            add_columns(sums + layer->bias, gradient, rows, outputs, workspace);
+        if (parameter_gradient) {
+            product(matrix(parameter_gradient + layer->weight, inputs, 1),
+                    matrix(gradient, 1, outputs), matrix(before, inputs, 1), outputs, rows, inputs,
+                    1, workspace);
+            add_columns(parameter_gradient + layer->bias, gradient, rows, outputs, workspace);
         }
         float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
         if (next)
@@ -473,10 +479,11 @@ void forward(const Network *network, const float *parameters, const Samples *sam
 }
 
 /* After `forward`, and given the gradients of a loss for what it sees: add that of the parameters to
- * `sums`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are null. */
+ * `parameter_gradient`, and write that for the inputs to `x_gradient`, [rows, inputs], unless
+ * these are null. */
 void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-              float *workspace, const float *d_result, const float *d_entropy, float *sums,
-              float *x_gradient) {
+              float *workspace, const float *d_result, const float *d_entropy,
+              float *parameter_gradient, float *x_gradient) {
     const Head *head = &network->head;
     const float *output = saved(network, network->count - 1, rows, workspace).output;
     float *gradient = gradients(network, 0, rows, workspace), *scratch = workspace;
@@ -492,7 +499,8 @@ void backward(const Network *network, const float *parameters, const Samples *sa
             for (int64_t j = 0; j < width; j++) {
                 float z = (actions[j] - output[j]) * scratch[j];
                 gradient[j] = d_result[i] * z * scratch[j];
-                if (sums) sums[j] += d_result[i] * (z * z - 1) + d_entropy[i];
+                if (parameter_gradient)
+                    parameter_gradient[j] += d_result[i] * (z * z - 1) + d_entropy[i];
             }
     }
     if (head->kind == CATEGORICAL) {
@@ -515,7 +523,8 @@ void backward(const Network *network, const float *parameters, const Samples *sa
             if (mask) mask += samples->bytes[MASKS];
         }
     }
-    layers_backward(network, parameters, sums, samples->data[INPUTS], x_gradient, rows, workspace);
+    const float *x = samples->data[INPUTS];
+    layers_backward(network, parameters, parameter_gradient, x, x_gradient, rows, workspace);
 }
 
 /* ---- losses ---- */
@@ -525,7 +534,7 @@ static void loss_of(const Network *network, const Loss *loss, const Samples *sam
                     const float *result, const float *entropy, float *d_result, float *d_entropy,
                     float *numbers) {
     const float *advantages = samples->data[ADVANTAGES], *old = samples->data[LOG_PROBS];
-    const float *ratios = samples->data[RATIOS], *weights = samples->data[WEIGHTS];
+    const float *kl_weights = samples->data[KL_WEIGHTS], *weights = samples->data[WEIGHTS];
     const float *targets = samples->data[TARGETS];
     const int32_t *actions = samples->data[ACTIONS];
     float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
@@ -546,7 +555,7 @@ static void loss_of(const Network *network, const Loss *loss, const Samples *sam
             numbers[VALUE] = value;
             for (int64_t j = 0; j < width; j++) d_result[i * width + j] = 0;
             d_result[i * width + actions[i]] = weight * (error < 0 ? -clipped : clipped);
-        } else { /* CLIPPED: the smaller of r A and clip(r) A */
+        } else { /* CLIPPED: the smaller of r A and clip(r) A; or POLICY_GRADIENT, below */
             float advantage = advantages[i], log_ratio = result[i] - old[i];
             float ratio = exponential(log_ratio), plain = ratio * advantage;
             float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
@@ -559,27 +568,29 @@ static void loss_of(const Network *network, const Loss *loss, const Samples *sam
             d_entropy[i] = -bonus;
             numbers[LOSS] = -(objective + bonus * entropy[i]);
             numbers[ENTROPY] = entropy[i];
-            numbers[KL] = (ratios ? ratios[i] : 1) * divergence(log_ratio);
+            numbers[KL] = (kl_weights ? kl_weights[i] : 1) * divergence(log_ratio);
         }
     }
 }
 
-/* Add the gradient of a loss, summed over the samples, to `sums`; write its numbers of each sample,
- * [rows, NUMBERS], and add them to `totals`. */
+/* Add the gradient of a loss, summed over the samples, to `parameter_gradient`; write its numbers
+ * of each sample, [rows, NUMBERS], and add them to `totals`. */
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
-                  const Samples *samples, int64_t rows, float *workspace, float *sums,
+                  const Samples *samples, int64_t rows, float *workspace, float *parameter_gradient,
                   float *numbers, double *totals) {
-    float *result = for_head(network, rows, workspace), *d_result = result + rows * width_of(network);
+    float *result = loss_buffers(network, rows, workspace);
+    float *d_result = result + rows * width_of(network);
     float *entropy = d_result + rows * width_of(network), *d_entropy = entropy + rows;
     forward(network, parameters, samples, rows, workspace, result, entropy);
     loss_of(network, loss, samples, rows, result, entropy, d_result, d_entropy, numbers);
     for (int64_t i = 0; i < rows * NUMBERS; i++) totals[i % NUMBERS] += numbers[i];
-    backward(network, parameters, samples, rows, workspace, d_result, d_entropy, sums, 0);
+    backward(network, parameters, samples, rows, workspace, d_result, d_entropy, parameter_gradient,
+             0);
 }
 
 /* ---- gradient steps ---- */
 
-/* Adam's step (Kingma and Ba 2015, algorithm 1) for `factor` times the gradient. The sums, without
+/* Adam's step (Kingma and Ba 2015, algorithm 1) for `factor` times the gradient. Moments, without
  * the factors 1 - beta, become 0 where they are too small to matter: subnormal numbers are slow. */
 void adam(float *parameters, const float *gradient, float *m, float *v, double factor,
           double epsilon, double rate, int64_t size) {
@@ -608,9 +619,9 @@ typedef struct {
     double max_grad_norm, max_kl;
 } Optimizer;
 
-/* Of deep Q-learning (Mnih et al. 2015): the target network, which moves after every `period` steps,
- * `taken` of them before the epoch; `doubled`: the other one chooses the actions that it values (van
- * Hasselt et al. 2016, eq. 4). */
+/* Of deep Q-learning (Mnih et al. 2015): the target network, which moves every `period` steps,
+ * `taken` of them before the epoch. `doubled`: double Q-learning, in which the online network
+ * chooses the action and the target network values it (van Hasselt et al. 2016, eq. 4). */
 typedef struct {
     float *parameters;
     int64_t period, taken, doubled;
@@ -619,7 +630,7 @@ typedef struct {
 
 /* `rows` are those of each step's inputs, `order` is that of the steps. What an epoch writes:
  * `numbers` of each step, in this order, [steps, NUMBERS]; `means` of each minibatch, and its
- * gradient's norm, [minibatches, NUMBERS + 1]. */
+ * gradient's norm, [minibatch_count, NUMBERS + 1]. */
 typedef struct {
     Samples samples;
     const int64_t *rows, *order;
@@ -627,7 +638,7 @@ typedef struct {
     uint8_t *scratch;
     float *numbers;
     double *means;
-    int64_t steps, minibatches, slice_rows;
+    int64_t steps, minibatch_count, slice_rows;
 } Epoch;
 
 /* Copy the rows of all columns of `count` steps, from the place `start` in the order on. */
@@ -656,7 +667,7 @@ static void add_next_values(const Network *network, const float *online, const T
     const float *x = slice->data[NEXT], *discounts = slice->data[DISCOUNTS];
     const uint8_t *mask = slice->data[MASKS];
     float *targets = (float *)slice->data[TARGETS];
-    int32_t *best = (int32_t *)for_head(network, rows, workspace);
+    int32_t *best = (int32_t *)loss_buffers(network, rows, workspace);
     int64_t width = width_of(network);
     const float *choosing = target->doubled ? online : target->parameters;
     const float *values = layers_forward(network, choosing, x, rows, workspace);
@@ -679,8 +690,8 @@ static void add_next_values(const Network *network, const float *online, const T
 int64_t epoch(const Network *network, const Loss *loss, const Target *target, const Epoch *epoch,
               const Optimizer *o, int64_t begin, int64_t end) {
     for (int64_t minibatch = begin; minibatch < end; minibatch++) {
-        int64_t first = epoch->steps * minibatch / epoch->minibatches;
-        int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatches;
+        int64_t first = epoch->steps * minibatch / epoch->minibatch_count;
+        int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatch_count;
         double *means = epoch->means + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
         for (int64_t i = 0; i < o->size; i++) o->gradient[i] = 0;
         for (int64_t start = first; start < last; start += epoch->slice_rows) {

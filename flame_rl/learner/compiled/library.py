@@ -12,7 +12,7 @@ from flame_rl.learner.compiled import targets
 
 # The columns of samples, in the order of core.c.
 COLUMNS = (
-    *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "ratios"),
+    *("inputs", "actions", "action_masks", "advantages", "log_probs", "weights", "kl_weights"),
     *("targets", "next_inputs", "discounts"),
 )
 # How many numbers a loss has for each sample.
@@ -52,7 +52,7 @@ Optimizer = _struct("Optimizer", **{_STATE: _P}, size=_N, **{_LIMITS: _R})
 Target = _struct("Target", parameters=_P, period__taken__doubled=_N, tau=_R)
 _ARRAYS, _SIZES = (
     "rows__order__workspace__scratch__numbers__means",
-    "steps__minibatches__slice_rows",
+    "steps__minibatch_count__slice_rows",
 )
 Epoch = _struct("Epoch", samples=Samples, **{_ARRAYS: _P}, **{_SIZES: _N})
 

@@ -28,18 +28,18 @@ from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.signals import end_if_stopped
 
 # The names and the numbers of core.c.
-ACTIVATIONS = {"": 0, "tanh": 1, "relu": 2, "silu": 3}
+ACTIVATIONS = {"tanh": 1, "relu": 2, "silu": 3}
 VALUES, GAUSSIAN, CATEGORICAL = range(3)
 LOSSES = {"policy_gradient": 0, "clipped": 1, "squared_error": 2, "q_learning": 3}
-# What a loss sees of a network of exactly this type.
-HEADS: dict[type[nn.Module], int] = {
+# The networks that are compiled, of exactly these types, and what a loss sees of each.
+COMPILED_TYPES: dict[type[nn.Module], int] = {
     **dict.fromkeys((PolicyNetwork, ActionValueNetwork, CriticNetwork, ValueNetwork), VALUES),
     CategoricalPolicy: CATEGORICAL,
     GaussianPolicy: GAUSSIAN,
 }
 # The columns that each kind of head takes besides inputs, and those that a loss may take.
 _HEAD_COLUMNS = (), ("actions",), ("actions", "action_masks")
-_LOSS_COLUMNS = "advantages", "log_probs", "ratios", "targets"
+_LOSS_COLUMNS = "advantages", "log_probs", "kl_weights", "targets"
 # The columns of deep Q-learning that have other names in replay.
 _TRANSITION_COLUMNS = {
     "inputs": "observations",
@@ -64,19 +64,20 @@ class CompiledNetwork(Network):
         self,
         module: nn.Module,
         layers: Sequence[dict[str, float]],
-        parameters: np.ndarray,
+        first_parameter: np.ndarray,
         select: np.ndarray | None = None,
     ) -> None:
-        """`module` is of a type in `HEADS`, whose parameters, float32 [P], and normaliser change in
-        place; `layers` are the fields of each `Layer`, and `select` the numbers of an observation
-        that the first one gets; None: all."""
-        self._library, self._parameters, self._select = core.library(), parameters, select
+        """`module` is of a type in `COMPILED_TYPES`. `first_parameter` is where all its parameters
+        begin, which lie one behind another (`flat_parameters`) and change in place, as its
+        normaliser does. `layers` are the fields of each `Layer`, and `select` the numbers of an
+        observation that the first one gets; None: all."""
+        self._library, self._parameters, self._select = core.library(), first_parameter, select
         self._layers = (core.Layer * len(layers))(*(core.Layer(**layer) for layer in layers))
         self._inputs, self._outputs = layers[0]["inputs"], layers[-1]["outputs"]
         self._normalizer = None
         if type(module.normalizer) is ObservationNormalizer:
             self._normalizer = NormalizeLayer(**module.normalizer.views())
-        kind = HEADS[type(module)]
+        kind = COMPILED_TYPES[type(module)]
         self._choices = np.array(module.choices if kind == CATEGORICAL else (0,), np.int32)
         self._scale = module.scale.numpy() if type(module) is ValueNetwork else None
         self._columns_of_head = ("inputs", *_HEAD_COLUMNS[kind])
@@ -164,21 +165,21 @@ class CompiledNetwork(Network):
         # Slices of even size, none so small that transposing weights takes most of its time.
         slice_rows = -(-epoch.largest // -(-epoch.largest // self.slice_rows))
         numbers = np.empty((epoch.steps, NUMBERS), np.float32)
-        means = np.zeros((epoch.count, NUMBERS + 1))
+        means = np.zeros((epoch.minibatch_count, NUMBERS + 1))
         arrays = [np.ascontiguousarray(each, np.int64) for each in (epoch.rows, epoch.order)]
         scratch = np.empty(slice_rows * sum(columns.bytes) + 64 * len(COLUMNS), np.uint8)
         arrays += self._workspace(slice_rows), scratch, numbers, means
-        sizes = epoch.steps, epoch.count, slice_rows
-        minibatches = core.Epoch(columns, *map(address, arrays), *sizes)
-        factors = np.array(adam.factors(epoch.count, config.learning_rate))
-        state = adam.parameters, adam.gradient, *adam.sums, factors
+        sizes = epoch.steps, epoch.minibatch_count, slice_rows
+        epoch_struct = core.Epoch(columns, *map(address, arrays), *sizes)
+        factors = np.array(adam.factors(epoch.minibatch_count, config.learning_rate))
+        state = adam.parameters, adam.gradient, *adam.moments, factors
         limits = config.max_grad_norm, config.max_kl
         optimizer = core.Optimizer(*map(address, state), adam.parameters.size, *limits)
         at_once = max(1, _ONE_CALL // (epoch.largest * adam.parameters.size))
-        structs = self._network, *loss, minibatches, optimizer
-        for begin in range(0, epoch.count, at_once):
+        structs = self._network, *loss, epoch_struct, optimizer
+        for begin in range(0, epoch.minibatch_count, at_once):
             end_if_stopped()
-            end = min(begin + at_once, epoch.count)
+            end = min(begin + at_once, epoch.minibatch_count)
             taken = self._library.epoch(*structs, begin, end)
             adam.steps += taken
             if begin + taken < end:  # one that exceeded the limit has numbers, too
@@ -189,8 +190,8 @@ class CompiledNetwork(Network):
         return np.empty(self._library.workspace_size(self._network, rows), np.float32)
 
     def _columns(self, samples: Samples, names: Collection[str], rows: int) -> core.Samples:
-        """The columns of these names, where they are there; the arrays that the structure points to
-        are its attribute `arrays`."""
+        """The columns of these names, where they are there. `arrays` on the structure keeps alive
+        what it points to."""
         columns = core.Samples()
         columns.arrays = []
         for place, name in enumerate(COLUMNS):

@@ -51,7 +51,7 @@ class ClonedFirst(OnPolicyAlgorithm):
         batch = networks.prepare(batch)
         if settings.trains_values:
             returns = batch.estimated_returns(self.config.experiment.gamma)
-            networks.statistics.add_returns(returns)
+            networks.statistics.add_returns_and_rescale(returns)
             rate = settings.value_learning_rate * decay
             networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
         self.cloned.count = 1

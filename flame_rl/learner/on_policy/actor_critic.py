@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
@@ -53,10 +54,10 @@ class PolicyTraining:
     """A policy in training, alone: how it is computed, and its Adam. Nothing here plays episodes.
 
     Attributes:
-        shared: whether one network is both, so that its values stop learning with its policy.
+        shared: whether policy and values are one network, and so stop learning together.
         frames: how many observations, the latest and those before it, are one input.
         remembers: whether a network has a memory, so that minibatches are of whole episodes.
-        metrics: names of the numbers that `descend` returns besides those of the policy's loss.
+        metrics: names of the numbers that `fit_policy` returns besides those of the policy's loss.
     """
 
     shared = False
@@ -77,11 +78,11 @@ class PolicyTraining:
         return replace(batch, policy_inputs=inputs)
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        """Columns that losses other than the policy's need, [N, ...] by name; `targets`, float64
-        [N], are those of the values."""
+        """Targets and the like for the other losses of a shared network, [N, ...] by name; {} where
+        networks are two. `targets`, float64 [N], are those of the values."""
         return {}
 
-    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
+    def fit_policy(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """Train the policy for an epoch; where one network is both, on the weighted sum of its
         losses, whose numbers are returned, too. See `train_epoch`."""
         return train_epoch(self.policy.network, self.adam, epoch, loss, config)
@@ -92,13 +93,13 @@ class ActorCritic(PolicyTraining):
     its Adam.
 
     An algorithm takes the `values` of a batch, then trains for some epochs. In each, `fit_values`
-    comes before `descend`: the value network may train on another core beside the policy, from the
-    call of `fit_values` on. `values` and `finish` wait for its end.
+    comes before `fit_policy`: the value network may train on another core beside the policy, from
+    the call of `fit_values` on. `values`, `finish` and the next `fit_values` wait for its end.
 
     Attributes:
         statistics: running means and variances of observations and returns.
-        given_loss: the user's, which `own_loss` returns; None: there is none.
-        asked: whether an update has asked for `own_loss`.
+        given_loss: the user's, which `take_custom_loss` returns; None: there is none.
+        asked: whether an update has called `take_custom_loss`.
     """
 
     given_loss: Loss | None = None
@@ -130,9 +131,9 @@ class ActorCritic(PolicyTraining):
             **self.statistics.parts,
         }
 
-    @property
-    def own_loss(self) -> Loss | None:
-        """The user's loss, in place of the algorithm's loss of the policy, if there is one."""
+    def take_custom_loss(self) -> Loss | None:
+        """The user's loss, in place of the algorithm's loss of the policy, if there is one. Notes
+        that the update has asked for it: one that never does refuses the flag."""
         self.asked = True
         return self.given_loss
 
@@ -161,20 +162,20 @@ class ActorCritic(PolicyTraining):
         targets: np.ndarray,
         epochs: int,
         learning_rate: float,
-        generator: np.random.Generator,
+        generator: Generator,
     ) -> None:
         """Train the value network for some epochs over a prepared batch; where one network is both,
         its values learn with its policy, and this does nothing. `targets` are float64 [N], and
         `generator` draws the order of the steps in each epoch."""
         self.finish()
-        count = batch.minibatches(self._settings.minibatches)
+        count = batch.minibatch_count(self._settings.minibatches)
         columns = self.value_columns(targets)
         if batch.time is not None:
             columns["time"] = batch.time
         orders = [batch.random_order(count, generator) for _ in range(epochs)]
         every = [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders]
         step = StepConfig(learning_rate, self._settings.max_grad_norm)
-        # What is computed by Python trains here, because two threads would wait for its lock.
+        # What is computed by Python trains here: two threads would wait for the GIL.
         if runs_compiled(self.value.network, every[0], value_loss) and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
             threads = kept_threads("values", 1)
@@ -236,9 +237,9 @@ class OneNetwork(ActorCritic):
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         own = self.value_columns(targets)
-        return own | batch.outcomes() if self._settings.auxiliary else own
+        return own | batch.transitions() if self._settings.auxiliary else own
 
-    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
+    def fit_policy(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         settings, (policy, value) = self._settings, SHARED_LOSSES
         terms = [
             Term(policy, 1.0, loss, outputs=(0, 1)),
@@ -281,18 +282,18 @@ class Statistics:
         self._observations.update(observations, outliers=False)
         self._observations.set_in(self._normalizers)
 
-    def add_returns(self, returns: np.ndarray) -> None:
-        """Add those of a batch, float64 [N], and set the scale of the values to the root mean
-        square of all returns so far; the values stay what they are."""
+    def add_returns_and_rescale(self, returns: np.ndarray) -> None:
+        """PopArt (`rescale`): add those of a batch, float64 [N], and set the scale of the values to
+        the root mean square of all returns so far; the values stay what they are."""
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
         rescale(self._values, float(np.hypot(mean, std)))
 
 
-def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:
+def policy_epoch(batch: Batch, columns: Samples, wanted: int, generator: Generator) -> Epoch:
     """An epoch for the policy: the steps of a prepared batch in random order. `columns`, [N, ...]
     by name, are what the losses need besides `Batch.for_policy`; for the number of minibatches that
-    is `wanted` see `Batch.minibatches`."""
-    count = batch.minibatches(wanted)
+    is `wanted` see `Batch.minibatch_count`."""
+    count = batch.minibatch_count(wanted)
     order = batch.random_order(count, generator)
     return Epoch(batch.policy_inputs, batch.rows, batch.for_policy | columns, order, count)

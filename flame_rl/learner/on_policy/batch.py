@@ -1,4 +1,4 @@
-"""The episodes of an iteration as arrays, ready for an update."""
+"""The episodes of an iteration, or their fragments, as arrays, ready for an update."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Batch:
             row for each observation.
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
-        terminated: bool [E]; the other episodes were truncated.
+        terminated: bool [E]; others, cut by a time limit or into fragments, bootstrap.
         time: int64 [N], the time step of each step in its episode, where a network remembers and
             episodes must stay whole; else None.
         frames: k, the number of observations that are stacked into one input.
@@ -61,12 +61,12 @@ class Batch:
         return None if self.ratios is None else np.minimum(self.ratios, 1)
 
     @property
-    def importance_weights(self) -> np.ndarray | float:
+    def self_normalized_weights(self) -> np.ndarray | float:
         """Weights over their mean, float64 [N]; 1 where all count alike."""
         return _over_mean(self.weights)
 
     @property
-    def mean_ratios(self) -> np.ndarray | float:
+    def self_normalized_ratios(self) -> np.ndarray | float:
         """Ratios over their mean, which turn a mean over steps into one under the policy before the
         update (Sutton and Barto 2018, eq. 5.6), float64 [N]; 1 where that policy collected."""
         return _over_mean(self.ratios)
@@ -102,21 +102,21 @@ class Batch:
     @property
     def for_policy(self) -> Samples:
         """What a policy's outputs and loss need besides inputs and advantages, [N, ...] by name:
-        actions, and where there are any, masks, times, log-probabilities, importance weights and
-        `mean_ratios`."""
+        actions, and where there are any, masks, times, log-probabilities, `self_normalized_ratios`
+        as "kl_weights", and, for a `torch_loss` alone, `self_normalized_weights` as "weights"."""
         masks, older = self.columns.get(ACTION_MASKS), self.ratios is not None
         optional = {
             ACTION_MASKS: None if masks is None else masks.take(self.rows, axis=0),
             "time": self.time,
             "log_probs": self.log_probs,
-            "weights": self.importance_weights.astype(np.float32) if older else None,
-            "ratios": self.mean_ratios.astype(np.float32) if older else None,
+            "weights": self.self_normalized_weights.astype(np.float32) if older else None,
+            "kl_weights": self.self_normalized_ratios.astype(np.float32) if older else None,
         }
         present = {name: column for name, column in optional.items() if column is not None}
         return {"actions": self.actions} | present
 
-    def minibatches(self, wanted: int) -> int:
-        """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
+    def minibatch_count(self, wanted: int) -> int:
+        """`wanted`, or fewer, so that each minibatch has `LEAST_MINIBATCH` steps."""
         return min(wanted, max(1, self.steps // LEAST_MINIBATCH))
 
     def random_order(self, count: int, generator: np.random.Generator) -> np.ndarray:
@@ -131,7 +131,7 @@ class Batch:
         starts = np.cumsum(self.lengths) - self.lengths
         return np.repeat(starts[order], lengths) + time_steps(lengths)
 
-    def outcomes(self) -> dict[str, np.ndarray]:
+    def transitions(self) -> dict[str, np.ndarray]:
         """Columns that auxiliary losses see besides the actions, [N, ...] by name."""
         terminated = np.zeros(self.steps, np.float32)
         terminated[self.lengths.cumsum() - 1] = self.terminated
@@ -158,8 +158,8 @@ class Batch:
         truncated, rest = ~self.terminated, 0.0
         if discount < 1 and truncated.any():
             plain = self.returns(discount, np.zeros(len(self.lengths)))
-            none, cut = np.zeros_like(self.rewards), truncated.astype(float)
-            weight = discounted_returns(none, self.lengths, discount, cut)
+            none, indicator = np.zeros_like(self.rewards), truncated.astype(float)
+            weight = discounted_returns(none, self.lengths, discount, indicator)
             rest = float(plain.mean() / (1.0 - weight.mean()))
         return self.returns(discount, np.full(len(self.lengths), rest))
 

@@ -33,7 +33,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     and Barto 2018, eq. 13.11) with an entropy bonus.
 
     Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
-    "ratios", see `kl_terms`. The network's outputs are log-probabilities and entropies.
+    "kl_weights", see `kl_terms`. The network's outputs are log-probabilities and entropies.
     """
     c = entropy_coefficient
 
@@ -59,7 +59,7 @@ def policy_numbers(
     loss: np.ndarray, samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
 ) -> Numbers:
     """`POLICY_NUMBERS` of each step, given its loss, entropy bonus included."""
-    kl = kl_terms(log_probs - samples["log_probs"], samples.get("ratios", 1.0))
+    kl = kl_terms(log_probs - samples["log_probs"], samples.get("kl_weights", 1.0))
     return {"loss": loss, "entropy": entropies, "kl": kl}
 
 
@@ -67,7 +67,7 @@ def kl_terms(log_ratio: np.ndarray, ratios: np.ndarray | float = 1.0) -> np.ndar
     """r - 1 - log r for each step, with r the action's probability under the new policy over that
     under the old. The mean is an unbiased estimate of KL(old || new), and never negative (Schulman
     2020, "Approximating KL Divergence", k3). Where another policy than the old one acted, they are
-    weighted by `Batch.mean_ratios`."""
+    weighted by `Batch.self_normalized_ratios`."""
     return ratios * (np.expm1(log_ratio) - log_ratio)
 
 

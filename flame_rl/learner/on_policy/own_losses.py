@@ -51,7 +51,7 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
     """The network's outputs, and the losses of each auxiliary module, float32 [B] each.
 
     Samples have "inputs", which are observations, "actions", and with auxiliary losses the columns
-    of `Batch.outcomes`.
+    of `Batch.transitions`.
     """
     policy = network.policy
     inputs = policy.preprocess(*inputs_of(samples))

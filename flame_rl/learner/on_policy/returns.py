@@ -1,4 +1,4 @@
-"""Returns of complete episodes, baselines and their scale: pure functions over arrays of N steps,
+"""Returns of episodes or fragments, baselines, their scale: pure functions over arrays of N steps,
 one of E episodes after another.
 
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
@@ -84,8 +84,8 @@ def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.nda
 
     Over the whole batch, and never per episode: an episode with reward 1 per step and one with 5
     per step would get the same weights. Equal values carry no preference and become 0. Weighted
-    values come with their weights, `Batch.importance_weights`: what is subtracted is a baseline,
-    and weighted like them, so that a step of weight 0 stays 0.
+    values come with their weights, `Batch.self_normalized_weights`: what is subtracted is a
+    baseline, and weighted like them, so that a step of weight 0 stays 0.
     """
     centered = values - weights * values.mean()
     scale = centered.std()

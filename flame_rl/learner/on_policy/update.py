@@ -1,4 +1,4 @@
-"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots and KL limit."""
+"""Around an update of reinforce, a2c and ppo (impala uses parts): networks, snapshots, KL limit."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class OnPolicyAlgorithm(Algorithm):
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, update: Update) -> None:
         """Make new networks. Raises UsageError as own_losses.py does."""
         self.config, self._update, self.collector = config, update, None
-        own_loss = own_policy_loss(config.algorithm)
+        custom_loss = own_policy_loss(config.algorithm)
         self.networks = make_actor_critic(config, spec)
-        self.networks.given_loss = own_loss
+        self.networks.given_loss = custom_loss
         if config.algorithm.overlap:
             module = copy.deepcopy(self.networks.policy.module)
             flat_parameters(module)  # compiled code needs them in one array
@@ -99,7 +99,8 @@ class OnPolicyAlgorithm(Algorithm):
     def improve(
         self, episodes: Episodes, generator: np.random.Generator, decay: float
     ) -> dict[str, float]:
-        """Learn from the iteration's episodes; `decay` is the factor of learning rates."""
+        """Learn from the iteration's episodes; `decay` is the factor of learning rates. Subclasses
+        override this, and not `update`, which waits for the values."""
         networks = self.networks
         batch = make_batch(episodes, networks.remembers, networks.frames)
         samples = policy_samples(batch)
@@ -117,7 +118,7 @@ class OnPolicyAlgorithm(Algorithm):
         if networks.given_loss is not None and not networks.asked:
             raise UsageError(
                 f"--policy-loss: {name_of(self._update)} has no use for it; use "
-                "`networks.own_loss` there, as a2c.py does, or leave the flag out"
+                "`networks.take_custom_loss()` there, as a2c.py does, or leave the flag out"
             )
         max_kl = self.config.algorithm.max_kl
         return metrics | shrink_until_close(networks.policy, before, batch, samples, max_kl)
@@ -129,11 +130,11 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic
     if settings.shared_torso:
         module = model.shared(spec, config)
         add_auxiliary(module, settings.auxiliary, spec)
-        network = in_training(module, every_output)
+        trained = in_training(module, every_output)
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
         statistics = Statistics(module, [module], spec.observation_dim)
-        return OneNetwork(network, policy, values, statistics, settings)
+        return OneNetwork(trained, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(in_training, modules)
     statistics = Statistics(value.module, modules, spec.observation_dim)
@@ -147,9 +148,10 @@ def shrink_until_close(
     samples: Samples,
     max_kl: float,
 ) -> dict[str, float]:
-    """Shorten the update of the policy, its normalisation and values in the same module included,
-    until its KL divergence from the policy `before` it is at most `max_kl` nats; if it never is,
-    undo the update. Returns "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
+    """A backtracking line search, as in TRPO (Schulman et al. 2015, appendix C): shorten the update
+    of the policy, its normalisation and values in the same module included, until its KL divergence
+    from the policy `before` it is at most `max_kl` nats; if it never is, undo the update. Returns
+    "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
 
     To end the epochs where a minibatch exceeds the limit is not enough: a minibatch estimates the
     divergence from its own steps, before its own gradient step. `batch` and `samples`, see
@@ -163,7 +165,7 @@ def shrink_until_close(
             between = {name: interpolate(before[name], after[name], scale) for name in after}
             load_part(policy.module, between)
         log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
-        kl = float(kl_terms(log_ratio, batch.mean_ratios).mean())
+        kl = float(kl_terms(log_ratio, batch.self_normalized_ratios).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update

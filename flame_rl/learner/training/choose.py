@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from flame_rl.learner.compiled.library import library
-from flame_rl.learner.compiled.network import ACTIVATIONS, HEADS, CompiledNetwork
+from flame_rl.learner.compiled.network import ACTIVATIONS, COMPILED_TYPES, CompiledNetwork
 from flame_rl.learner.training.autograd import Apply, AutogradNetwork
 from flame_rl.learner.training.device import NETWORK_DEVICE
 from flame_rl.learner.training.network import Network
@@ -43,15 +43,15 @@ def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork
 def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     """The module as compiled code, on its own parameters; None where the package has no library, or
     the types of the module and of its layers do not say that this is the same."""
-    if library() is None or type(module) not in HEADS or not _is_plain(module):
+    if library() is None or type(module) not in COMPILED_TYPES or not _is_plain(module):
         return None
-    width, known, place = None, [], 0
+    width, expected, place = None, [], 0
     if type(module) is ValueNetwork:
         width = 1
     elif type(module) is CategoricalPolicy:
         width = sum(module.choices)
     elif type(module) is GaussianPolicy:
-        width, known = module.log_std.numel(), [module.log_std]
+        width, expected = module.log_std.numel(), [module.log_std]
         place = width
     layers: list[dict[str, float]] = []
     select = None
@@ -72,10 +72,10 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
             select = layer.places.numpy()
         else:
             return None
-        known += layer.parameters()
+        expected += layer.parameters()
     parameters = list(module.parameters())
     # No layer, or a parameter more, or one of two layers.
-    if not layers or list(map(id, parameters)) != list(map(id, known)):
+    if not layers or list(map(id, parameters)) != list(map(id, expected)):
         return None
     # Compiled code would read beyond a layer that does not fit the head, or parameters elsewhere.
     end = parameters[-1].data_ptr() + 4 * parameters[-1].numel()

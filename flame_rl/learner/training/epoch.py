@@ -1,5 +1,5 @@
 """An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and a gradient
-step on each: all in compiled code where it knows network and loss, otherwise one after another."""
+step on each: all in one call of compiled code where `runs_compiled` says so, else a call each."""
 
 import math
 from collections.abc import Callable
@@ -23,14 +23,14 @@ class Epoch:
         rows: the rows of the steps' observations in `inputs`, int64 [N].
         columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
             in its episode, minibatches that are computed by Python have whole episodes.
-        order, count: the order of the steps, int64 [N], and the number of minibatches.
+        order, minibatch_count: the order of the steps, int64 [N], and how many minibatches.
     """
 
     inputs: np.ndarray | SideBySide | Stacks
     rows: np.ndarray
     columns: Samples
     order: np.ndarray
-    count: int
+    minibatch_count: int
 
     @property
     def steps(self) -> int:
@@ -40,14 +40,14 @@ class Epoch:
     @property
     def largest(self) -> int:
         """The steps of the largest minibatch of single steps."""
-        return -(-self.steps // self.count)
+        return -(-self.steps // self.minibatch_count)
 
     def minibatches(self) -> list[Samples]:
         """The columns, and the steps' "inputs"."""
         # `take` is several times as fast as indexing.
         shuffled = {name: column.take(self.order, axis=0) for name, column in self.columns.items()}
         inputs = self.inputs.take(self.rows.take(self.order), axis=0)
-        return split(shuffled | {"inputs": inputs}, self.count)
+        return split(shuffled | {"inputs": inputs}, self.minibatch_count)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ def runs_compiled(network: Network, epoch: Epoch, loss: Loss) -> bool:
     """Whether the epoch is one call of compiled code; not where the slices of a minibatch keep
     all cores busy, and one core would take longer."""
     on_one_core = epoch.largest <= (LEAST_SLICES - 1) * network.slice_rows
-    compiled = network.compiled and isinstance(loss, CompiledLoss)
-    return compiled and (on_one_core or not network.parallel)
+    return network.compiled and isinstance(loss, CompiledLoss) and on_one_core
 
 
 def train_minibatches(

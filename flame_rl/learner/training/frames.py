@@ -91,8 +91,8 @@ class Stacks:
 
 
 def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the last k = `frames` observations up to each of these, integers [..., k], the
-    latest last, and which of them precede the episode, bool. `rows` and `times`, how many
-    observations of its episode are before each, are integers [...]."""
+    """For observations at `rows`, integers [...], with `times` earlier ones in their episodes: the
+    rows of the last `frames` observations of each, the latest last, and which of them precede the
+    episode, integers and bool [..., frames]."""
     before = np.arange(frames - 1, -1, -1)
     return rows[..., None] - before, times[..., None] < before

@@ -33,7 +33,7 @@ Loss = Callable[..., LossResult]
 @dataclass(frozen=True)
 class CompiledLoss:
     """A loss with two bodies: the function, wherever torch has the network, and one in
-    learner/compiled/core.c, which compiled epochs run. tests/learner/test_compiled.py holds both
+    learner/compiled/core.c, which compiled networks run. tests/learner/test_compiled.py holds both
     together: whoever changes one changes the other.
 
     Attributes:

@@ -19,7 +19,7 @@ from flame_rl.learner.training.network import Loss, Network, Samples, split
 from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
-# Fewer slices are computed one after another: threads would wait for Python's lock.
+# Fewer slices are computed one after another: threads would wait for the GIL.
 LEAST_SLICES = 16
 
 
@@ -30,8 +30,8 @@ def gradient_by_slices(
     gradient: np.ndarray,
 ) -> dict[str, float]:
     """Write the gradient of a mean loss over all samples to `gradient`, float32 of any shape, by
-    slices of as many rows as the network says. `of_slice` overwrites an array like `gradient` with
-    the sum of a slice's gradients, and returns sums of numbers by name. Returns their means."""
+    slices of as many rows as the network says; returns the numbers' means. `of_slice` writes the
+    sum of a slice's gradients to an array like `gradient`, and returns sums of numbers by name."""
     slices = _slices(samples, network.slice_rows)
     if len(slices) == 1:
         totals = of_slice(samples, gradient)

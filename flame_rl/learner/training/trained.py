@@ -17,7 +17,7 @@ from flame_rl.system.signals import end_if_stopped
 
 # Adam's beta1, beta2 and epsilon (Kingma and Ba 2015, algorithm 1).
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-# Adam's sums of gradients, and of their squares, below these change no parameter, and become 0:
+# Adam's moments, of gradients and of their squares, below these change no parameter, and become 0:
 # those of a unit that never fires would decay to subnormal numbers, slow on some processors.
 UNDERFLOW = 1e-20, 1e-36
 
@@ -32,14 +32,14 @@ class Adam:
         steps: steps so far.
         gradient: float32 [P], what the next step descends; after a compiled epoch, a sum
             over the samples, not clipped.
-        sums: of gradients and of their squares, with weights that fall by beta at each step: the
-            paper's moments m and v, but for the factor 1 - beta.
+        moments: sums of gradients and of their squares, with weights that fall by beta at each
+            step: the paper's m and v, but for the factor 1 - beta.
     """
 
     def __init__(self, parameters: np.ndarray) -> None:
         self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
-        self.sums = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        self.moments = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
         self.steps = 0
 
     def clip_gradient(self, max_norm: float) -> float:
@@ -56,19 +56,20 @@ class Adam:
         self.steps += 1
         if (compiled := library()) is not None:
             size = self.parameters.size
-            compiled.adam(self.parameters, self.gradient, *self.sums, 1.0, *factors, size)
+            compiled.adam(self.parameters, self.gradient, *self.moments, 1.0, *factors, size)
             return
         epsilon, rate = map(np.float32, factors)
         gains = self.gradient, np.square(self.gradient)
-        for sums, beta, new, least in zip(self.sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
-            sums *= np.float32(beta)
-            sums += new
-            sums[np.abs(sums) < least] = 0
-        self.parameters -= self.sums[0] / (np.sqrt(self.sums[1]) + epsilon) * rate
+        betas = BETA1, BETA2
+        for moment, beta, new, least in zip(self.moments, betas, gains, UNDERFLOW, strict=True):
+            moment *= np.float32(beta)
+            moment += new
+            moment[np.abs(moment) < least] = 0
+        self.parameters -= self.moments[0] / (np.sqrt(self.moments[1]) + epsilon) * rate
 
     def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:
-        """Epsilon and the step size of the next `count` steps, as the sums need them: times these
-        factors, they are the paper's corrected moments, m-hat and v-hat."""
+        """Epsilon and the step size of the next `count` steps, as the moments need them: times
+        these factors, they are the paper's corrected moments, m-hat and v-hat."""
         factors = []
         for step in range(self.steps + 1, self.steps + count + 1):
             factor1 = (1 - BETA1) / (1 - BETA1**step)
@@ -78,16 +79,16 @@ class Adam:
         return factors
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both sums and the number of steps; see `Stateful`."""
-        return {"first": self.sums[0], "second": self.sums[1], "steps": np.array(self.steps)}
+        """Both moments and the number of steps; see `Stateful`."""
+        return {"first": self.moments[0], "second": self.moments[1], "steps": np.array(self.steps)}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """See `Stateful`. Raises KeyError or ValueError if it does not fit."""
         for name in ("first", "second"):
             if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
                 raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
-        for sums, name in zip(self.sums, ("first", "second"), strict=True):
-            sums[:] = state[name]
+        for moment, name in zip(self.moments, ("first", "second"), strict=True):
+            moment[:] = state[name]
         self.steps = count_in(state, "steps")
 
 
