@@ -342,7 +342,7 @@ def test_a_run_that_learns_nothing_says_so(env, flags, warns, steps, run_own):
 
 PICTURE = spaces.Box(0, 255, (40, 50, 3), np.uint8)
 NUMBERS = spaces.Box(-1, 1, (27,))
-NO_PICTURE = "is taken for 6,000 single numbers"
+NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
 
 
 @pytest.mark.parametrize(
