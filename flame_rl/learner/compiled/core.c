@@ -369,12 +369,10 @@ static void add_products(float *restrict total, const float *restrict a, const f
         for (int64_t j = 0; j < width; j++) total[j] += a[j] * b[j];
 }
 
-/* Add the gradient of all layers' parameters to `parameter_gradient`, unless it is null, and write
- * that for x to `x_gradient`, unless that is null; the gradient for the output is the first of the
- * workspace's. */
-static void layers_backward(const Network *network, const float *parameters,
-                            float *parameter_gradient, const float *x, float *x_gradient,
-                            int64_t rows, float *workspace) {
+/* Add the gradient of all layers' parameters to `d_parameters`, unless it is null, and write that for
+ * x to `x_gradient`, unless that is null; that for the output is the first of the workspace's. */
+static void layers_backward(const Network *network, const float *parameters, float *d_parameters,
+                            const float *x, float *x_gradient, int64_t rows, float *workspace) {
     float *gradient = gradients(network, 0, rows, workspace);
     for (int64_t i = network->count - 1; i >= 0; i--) {
         const Layer *layer = network->layers + i;
@@ -382,21 +380,19 @@ static void layers_backward(const Network *network, const float *parameters,
         Saved kept = saved(network, i, rows, workspace);
         activate_backward(layer->activation, gradient, kept.output, kept.before, rows * outputs);
         if (layer->norm_weight >= 0) {
-            if (parameter_gradient) {
-                add_products(parameter_gradient + layer->norm_weight, gradient, kept.normalized,
-                             rows, outputs);
-                add_columns(parameter_gradient + layer->norm_bias, gradient, rows, outputs,
-                            workspace);
+            if (d_parameters) {
+                add_products(d_parameters + layer->norm_weight, gradient, kept.normalized, rows,
+                             outputs);
+                add_columns(d_parameters + layer->norm_bias, gradient, rows, outputs, workspace);
             }
             normalize_rows_backward(gradient, kept.normalized, kept.inverse,
                                     parameters + layer->norm_weight, rows, outputs);
         }
         const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
-        if (parameter_gradient) {
-            product(matrix(parameter_gradient + layer->weight, inputs, 1),
-                    matrix(gradient, 1, outputs), matrix(before, inputs, 1), outputs, rows, inputs,
-                    1, workspace);
-            add_columns(parameter_gradient + layer->bias, gradient, rows, outputs, workspace);
+        if (d_parameters) {
+            product(matrix(d_parameters + layer->weight, inputs, 1), matrix(gradient, 1, outputs),
+                    matrix(before, inputs, 1), outputs, rows, inputs, 1, workspace);
+            add_columns(d_parameters + layer->bias, gradient, rows, outputs, workspace);
         }
         float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
         if (next)
@@ -479,11 +475,11 @@ void forward(const Network *network, const float *parameters, const Samples *sam
 }
 
 /* After `forward`, and given the gradients of a loss for what it sees: add that of the parameters to
- * `parameter_gradient`, and write that for the inputs to `x_gradient`, [rows, inputs], unless
- * these are null. */
+ * `d_parameters`, and write that for the inputs to `x_gradient`, [rows, inputs], unless these are
+ * null. */
 void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
-              float *workspace, const float *d_result, const float *d_entropy,
-              float *parameter_gradient, float *x_gradient) {
+              float *workspace, const float *d_result, const float *d_entropy, float *d_parameters,
+              float *x_gradient) {
     const Head *head = &network->head;
     const float *output = saved(network, network->count - 1, rows, workspace).output;
     float *gradient = gradients(network, 0, rows, workspace), *scratch = workspace;
@@ -499,8 +495,7 @@ void backward(const Network *network, const float *parameters, const Samples *sa
             for (int64_t j = 0; j < width; j++) {
                 float z = (actions[j] - output[j]) * scratch[j];
                 gradient[j] = d_result[i] * z * scratch[j];
-                if (parameter_gradient)
-                    parameter_gradient[j] += d_result[i] * (z * z - 1) + d_entropy[i];
+                if (d_parameters) d_parameters[j] += d_result[i] * (z * z - 1) + d_entropy[i];
             }
     }
     if (head->kind == CATEGORICAL) {
@@ -523,8 +518,8 @@ void backward(const Network *network, const float *parameters, const Samples *sa
             if (mask) mask += samples->bytes[MASKS];
         }
     }
-    const float *x = samples->data[INPUTS];
-    layers_backward(network, parameters, parameter_gradient, x, x_gradient, rows, workspace);
+    layers_backward(network, parameters, d_parameters, samples->data[INPUTS], x_gradient, rows,
+                    workspace);
 }
 
 /* ---- losses ---- */
@@ -573,10 +568,10 @@ static void loss_of(const Network *network, const Loss *loss, const Samples *sam
     }
 }
 
-/* Add the gradient of a loss, summed over the samples, to `parameter_gradient`; write its numbers
- * of each sample, [rows, NUMBERS], and add them to `totals`. */
+/* Add the gradient of a loss, summed over the samples, to `d_parameters`; write its numbers of each
+ * sample, [rows, NUMBERS], and add them to `totals`. */
 void add_gradient(const Network *network, const float *parameters, const Loss *loss,
-                  const Samples *samples, int64_t rows, float *workspace, float *parameter_gradient,
+                  const Samples *samples, int64_t rows, float *workspace, float *d_parameters,
                   float *numbers, double *totals) {
     float *result = loss_buffers(network, rows, workspace);
     float *d_result = result + rows * width_of(network);
@@ -584,8 +579,7 @@ void add_gradient(const Network *network, const float *parameters, const Loss *l
     forward(network, parameters, samples, rows, workspace, result, entropy);
     loss_of(network, loss, samples, rows, result, entropy, d_result, d_entropy, numbers);
     for (int64_t i = 0; i < rows * NUMBERS; i++) totals[i % NUMBERS] += numbers[i];
-    backward(network, parameters, samples, rows, workspace, d_result, d_entropy, parameter_gradient,
-             0);
+    backward(network, parameters, samples, rows, workspace, d_result, d_entropy, d_parameters, 0);
 }
 
 /* ---- gradient steps ---- */
