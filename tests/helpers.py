@@ -63,6 +63,7 @@ choose.check_repeats, choose.check_beside = once(choose.check_repeats), once(cho
 SOON = 100
 
 ROOT = Path(__file__).resolve().parent.parent
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def environment_id(name: str) -> str:
@@ -250,8 +251,9 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of each file by its name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """The bytes of each file below the folder, by its path from there."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def start_main(
@@ -270,8 +272,10 @@ def run_main(
     *arguments: str, cwd: Path, timeout: float = 1200, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`start_main`, and wait for its end."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = start_main(*arguments, cwd=cwd, environment=environment, **pipes)
+    return _ended(start_main(*arguments, cwd=cwd, environment=environment, **PIPES), timeout)
+
+
+def _ended(process, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
     output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -290,11 +294,7 @@ def run_forked(
     script: Path, *words: str, cwd: Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a fork, as if Python had been started with it in that folder."""
-    env = clean_environment(cwd) | (environment or {})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = Forked(script, words, cwd, env, **pipes)
-    output, errors = process.communicate(1200)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    return _ended(Forked(script, words, cwd, clean_environment(cwd) | (environment or {}), **PIPES))
 
 
 def shown_on_a_terminal(script: Path, *words: str, columns: int) -> str:
