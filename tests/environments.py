@@ -911,8 +911,6 @@ _VARIANTS = {
         "TupleActions": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(3)]),
         "ABillionActions": spaces.Discrete(10**9),
         "IntegerActions": spaces.Box(0, 5, (2,), np.int64),
-        # In float16 a million is infinite.
-        "WithoutBounds": spaces.Box(-np.inf, np.inf, (2,), np.float16),
     },
     (AlteredParts, "info"): {
         "WithoutCost": {"gain": 1.0},

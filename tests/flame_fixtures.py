@@ -24,6 +24,7 @@ from flamepy.proto.frontend_pb2_grpc import FrontendStub
 from tests.forks import Forked
 from tests.helpers import table
 from tests.memory_flame import MemoryFlame, free_ports
+from tests.runs import rows as rows_of
 from tests.runs import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -289,9 +290,7 @@ def run(project: Path, folder: Path, environment: dict[str, str], *flags: str) -
 
 def rows(folder: Path) -> int:
     """The number of iterations that the run in `folder` has reported."""
-    with contextlib.suppress(FileNotFoundError):
-        return max(0, (folder / "run" / "metrics.csv").read_bytes().count(b"\n") - 1)
-    return 0
+    return max(0, rows_of(folder / "run") - 1)
 
 
 def processes_with(value: str) -> list[psutil.Process]:

@@ -22,16 +22,8 @@ LIBRARIES = ["flamepy.core", "gymnasium", "matplotlib.pyplot", "mujoco", "torch"
 
 
 class Forked:
-    """What tests use of `subprocess.Popen`.
-
-    Args:
-        script: the path of main.py.
-        words: the command line after it.
-        cwd: the working folder.
-        env: all environment variables.
-        stdout: PIPE, DEVNULL, a file descriptor, or None for that of this process.
-        stderr: as well.
-    """
+    """What tests use of `subprocess.Popen`; streams are PIPE, DEVNULL, a file descriptor, or None
+    for those of this process."""
 
     def __init__(
         self,

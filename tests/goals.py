@@ -13,6 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.actor.simulators.repeatable import SEED
+
 BITS = 10
 NEAR = 0.2
 
@@ -24,14 +26,13 @@ class GoalEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.t = 0
+        self.t, self.dies = 0, seed not in (SEED, SEED + 1) and os.environ.get("GOALS_DIES")
         self.begin()
         return self.seen(), {}
 
     def step(self, action):
-        marker = os.environ.get("GOALS_DIES")
-        if marker and self.t == 3 and not Path(marker).exists():
-            Path(marker).touch()
+        if self.dies and self.t == 3 and not Path(self.dies).exists():
+            Path(self.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         self.t += 1
         self.move(action)

@@ -1,6 +1,8 @@
 """Bytes that must not do harm."""
 
 import contextlib
+import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +20,17 @@ class Bomb:
 
     def __reduce__(self):
         return (pytest.fail, ("a pickle was executed",))
+
+
+@contextlib.contextmanager
+def refused_without_memory(kind: type[Exception], words: str | None = None) -> Iterator[None]:
+    """The block raises this, and has taken less than 20 MB."""
+    tracemalloc.start()
+    with pytest.raises(kind, match=words):
+        yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
 
 
 def decodes_or_refuses(data: bytes) -> None:

@@ -629,13 +629,9 @@ class MemoryFlame:
         nodes: dict[str, int] | None = None,
         caches: int = 1,
     ) -> None:
-        """
-        Args:
-            executors: how many there are room for; they start when tasks are pending.
-            worker_path: folders that workers find modules in before all others.
-            nodes: the cores of each; by default one node, `memory`, for all executors.
-            caches: the number of replicas of the object cache. Clients know the first.
-        """
+        """Workers find modules in `worker_path` before all others. `nodes` are the cores of each;
+        by default one, `memory`, has room for all `executors`, which start when tasks are pending.
+        Clients know the first of the `caches`, replicas of the object cache."""
         self._replicas = caches
         self.worker_path = worker_path or []
         self.manager = SessionManager({"memory": executors} if nodes is None else nodes)

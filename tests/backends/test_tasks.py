@@ -23,13 +23,8 @@ def answered(tasks: Tasks, task: Task, now: float) -> list[slice]:
 
 
 class Cluster:
-    """Workers that take tasks in the order in which they were sent.
-
-    Attributes:
-        speeds: of each worker.
-        sizes: what the learner has learnt of them.
-        sent: the number of tasks of the last iteration.
-    """
+    """Workers that take tasks in the order in which they were sent; `sizes` is what the learner has
+    learnt of them, `sent` the number of tasks of the last iteration."""
 
     def __init__(self, speeds: Sequence[float], seconds: Callable[[int], float]) -> None:
         """`seconds` of an episode with this index at speed 1."""

@@ -60,28 +60,18 @@ WITH = "--with "
 COMPARED = ("returns[0]", "untrained.reward_mean")
 
 
+WORKED = ("add-an-environment", "add-an-algorithm", "add-a-replay-learner")
+SHORT = (*WORKED, "add-a-layer", "rewards", "losses", "agents", "action-masks")
+SHORT += ("critic-observations", "goals", "demonstrations")
+SLOW = [(name, False) for name in ("several-inputs", "memory", "runs", "tuning")]
+SLOW += [(name, True) for name in ("memory", *WORKED)]
+
+
 @pytest.mark.parametrize(
     ("name", "whole"),
     [
-        ("add-an-environment", False),
-        ("add-an-algorithm", False),
-        ("add-a-replay-learner", False),
-        ("add-a-layer", False),
-        ("rewards", False),
-        ("losses", False),
-        ("agents", False),
-        pytest.param("several-inputs", False, marks=pytest.mark.slow),
-        pytest.param("memory", False, marks=pytest.mark.slow),
-        ("action-masks", False),
-        ("critic-observations", False),
-        pytest.param("runs", False, marks=pytest.mark.slow),
-        pytest.param("tuning", False, marks=pytest.mark.slow),
-        ("goals", False),
-        ("demonstrations", False),
-        pytest.param("memory", True, marks=pytest.mark.slow),
-        pytest.param("add-an-environment", True, marks=pytest.mark.slow),
-        pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
-        pytest.param("add-a-replay-learner", True, marks=pytest.mark.slow),
+        *((name, False) for name in SHORT),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW),
     ],
 )
 def test_a_worked_example_works(project, name, whole):

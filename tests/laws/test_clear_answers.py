@@ -30,7 +30,7 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.helpers import ROOT, run_forked, run_here, run_ok, run_script
+from tests.helpers import ROOT, contents, run_forked, run_here, run_ok, run_script
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -64,10 +64,10 @@ def test_a_mistake_is_one_sentence(flags, words, tmp_path):
     ],
 )
 def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    before = contents(run)
     done = run_here("--resume", str(run), *flags, cwd=run.parent)
     assert done.returncode == 2 and words in done.stderr
-    assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    assert before == contents(run)
 
 
 COMMANDS = {

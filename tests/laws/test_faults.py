@@ -27,7 +27,7 @@ from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, surv
 pytestmark = pytest.mark.faults
 
 
-ITERATIONS = 14
+ITERATIONS = 9
 RUN = (
     *("--env", environment_id("Poisoned"), "--episodes-per-iter", "16", "--seed", "7"),
     *("--hidden-sizes", "6", "--checkpoint-every", "4", "--output", "run"),
@@ -145,7 +145,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
 
     def watch() -> None:
         nonlocal peak
-        while not done.wait(0.01):
+        while not done.wait(0.03):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):
                     # Until it is a worker it shows the memory of this process.

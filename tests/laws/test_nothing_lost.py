@@ -24,7 +24,8 @@ from flame_rl.report.tables import TableReporter, metrics_row
 from flame_rl.run import checkpoint
 from flame_rl.run.iteration import collect_iteration, learn_iteration
 from flame_rl.system.signals import end_if_stopped
-from tests.helpers import ROOT, clean_environment, run_here, run_ok, start_main
+from tests.forks import Forked
+from tests.helpers import ROOT, clean_environment, contents, run_here, run_ok, start_main
 from tests.runs import RUN, assert_same_run, wait_until
 
 pytestmark = pytest.mark.faults
@@ -40,10 +41,6 @@ def eight(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (folder / "checkpoints").iterdir() if p.is_file()}
-
-
 def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
     """Where rows are missing, and where the newest checkpoint is damaged."""
     run = Path(shutil.copytree(eight, tmp_path / "run"))
@@ -53,10 +50,10 @@ def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
     rows = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
     (run / "metrics.csv").write_bytes(b"".join(rows[:5]))
     (run / "timing.csv").unlink()
-    before = files_of(run)
+    before = contents(run / "checkpoints")
     run_ok("--resume", "run", "--keep-checkpoints", "9", cwd=tmp_path)
     assert_same_run(run, eight)
-    after = files_of(run)
+    after = contents(run / "checkpoints")
     assert all(after[name] == data for name, data in before.items() if name != newest.name)
     assert after[newest.name] != before[newest.name]  # written anew
     assert len((run / "timing.csv").read_text().splitlines()) == 9
@@ -137,17 +134,24 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 
 
+NOHUP = """
+import pathlib, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+pathlib.Path("begun").touch()
+import main
+sys.exit(main.main())
+"""
+
+
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path):
-    trap = f"trap '' HUP; exec {sys.executable} {ROOT / 'main.py'}"
+    """As nohup has it."""
+    script, begun = tmp_path / "nohup.py", tmp_path / "begun"
+    script.write_text(NOHUP)
     flags = (*RUN, "--iterations", "10", "--workers", "0", "--output", "run")
-    process = subprocess.Popen(
-        ["bash", "-c", f"{trap} {' '.join(flags)}"],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path) | {"FAULT_SLEEP": "0.002"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    time.sleep(1)  # bash has set its trap, and Python begins
+    env = clean_environment(tmp_path) | {"FAULT_SLEEP": "0.002"}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = Forked(script, flags, tmp_path, env, **pipes)
+    wait_until(begun.exists)
     limit = time.monotonic() + 600
     while not (tmp_path / "run" / "metrics.csv").exists() and time.monotonic() < limit:
         process.send_signal(signal.SIGHUP)

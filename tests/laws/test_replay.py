@@ -236,7 +236,7 @@ def test_an_update_that_fails_leaves_nothing_behind(algorithm, wholes, tmp_path,
                 break_it, kind, words = FAILURES[failure]
                 if iteration <= 2 and failure not in ("full disk", "no sync"):
                     continue
-                files = contents(tmp_path / "replay") if iteration else {}
+                files = contents(tmp_path / "replay")
                 with monkeypatch.context() as patch:
                     break_it(patch, trainer, at=5)
                     with pytest.raises(kind, match=words):
@@ -330,28 +330,27 @@ def damage(folder: Path, how: str) -> None:
         paths[-2].write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["missing", "a segment is missing", "flipped"])
-def test_damaged_experience_is_refused(how, wholes, tmp_path):
+def test_damaged_experience_is_refused(wholes, tmp_path):
     run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
     (run / "checkpoints" / "00000008.ckpt").unlink()
-    saved = tmp_path / "saved.ckpt"
+    saved, folder = tmp_path / "saved.ckpt", tmp_path / "saved.ckpt.replay"
     with Trainer.load(run) as trainer:
         trainer.save(saved)
-    folder = tmp_path / "saved.ckpt.replay"
-    damage(folder, how)
-    with Trainer.load(saved) as trainer, pytest.raises(RunError) as caught:
-        trainer.train()
-    assert str(caught.value).startswith("replay: ") and str(folder) in str(caught.value)
-    damage(run / "replay", how)
-    before = contents(run / "replay") if (run / "replay").exists() else {}
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"error: replay: {run / 'replay'}" in done.stderr
-    # Once it is put back, nothing was lost.
-    assert (contents(run / "replay") if (run / "replay").exists() else {}) == before
-    shutil.rmtree(run / "replay", ignore_errors=True)
-    shutil.copytree(wholes("dqn") / "replay", run / "replay")
-    # From within its folder.
+    sound = shutil.copytree(folder, tmp_path / "sound")
+    for how in ("flipped", "a segment is missing", "missing"):
+        for place, good in ((folder, sound), (run / "replay", wholes("dqn") / "replay")):
+            shutil.rmtree(place)
+            damage(Path(shutil.copytree(good, place)), how)
+        with Trainer.load(saved) as trainer, pytest.raises(RunError) as caught:
+            trainer.train()
+        assert str(caught.value).startswith("replay: ") and str(folder) in str(caught.value)
+        before = contents(run / "replay")
+        done = run_here("--resume", "run", cwd=tmp_path)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert f"error: replay: {run / 'replay'}" in done.stderr
+        assert contents(run / "replay") == before
+    # Once it is put back, nothing was lost; from within its folder.
+    shutil.copytree(wholes("dqn") / "replay", run / "replay", dirs_exist_ok=True)
     done = run_ok("--resume", ".", cwd=run)
     assert done.stderr == ""
     assert_same(run, wholes("dqn"))

@@ -31,7 +31,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 Z, LOWEST, HIGHEST = 7, -2.0, 3.0
 
 NOISY = {"target_noise": 3.0, "target_noise_clip": 2.0}
-
+RAINBOW = {"algorithm": "dqn", "double": True, "dueling": True, "prioritized": True}
 DISCRETE = {
     "dqn": {"algorithm": "dqn", "double": False},
     "hard updates": {"algorithm": "dqn", "double": False, "target_period": 2, "tau": 1.0},
@@ -43,23 +43,8 @@ DISCRETE = {
     "clipped": {"algorithm": "dqn", "max_grad_norm": 0.1},
     "c51": {"algorithm": "dqn", "double": False, "distribution": "c51"},
     "quantiles": {"algorithm": "dqn", "double": False, "distribution": "quantiles"},
-    "rainbow": {
-        "algorithm": "dqn",
-        "double": True,
-        "dueling": True,
-        "n_step": 3,
-        "prioritized": True,
-        "distribution": "c51",
-        "max_grad_norm": 0.18,
-    },
-    "rainbow with quantiles": {
-        "algorithm": "dqn",
-        "double": True,
-        "dueling": True,
-        "n_step": 2,
-        "prioritized": True,
-        "distribution": "quantiles",
-    },
+    "rainbow": RAINBOW | {"n_step": 3, "distribution": "c51", "max_grad_norm": 0.18},
+    "rainbow with quantiles": RAINBOW | {"n_step": 2, "distribution": "quantiles"},
     "sarsa": {"algorithm": "sarsa", "expected": False},
     "expected sarsa": {"algorithm": "sarsa", "expected": True},
     "successor": {"algorithm": "successor"},

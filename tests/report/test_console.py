@@ -134,21 +134,6 @@ def test_a_run_of_few_updates_says_so(settings, words, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "distributed", "words"),
-    [
-        ({"slots": 8, "workers": 2}, False, "at most 8 in each of 2 processes"),
-        ({"slots": 8, "workers": 1}, False, "at most 8 in a process"),
-        ({"slots": 8, "workers": 0}, False, "at most 8 in this process"),
-        ({"slots": 8}, True, "at most 8 in each executor"),
-        ({"workers": 2}, False, "in a fast simulator in each of 2 processes"),
-    ],
-)
-def test_how_many_environments_there_are_is_said_at_once(settings, distributed, words, capsys):
-    ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), distributed, Totals())
-    assert f"  Environments: {words}" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({"algorithm": "ppo"}, True),
@@ -196,8 +181,13 @@ def test_the_size_of_the_run_is_said_at_once(capsys):
             "Total steps: 300, to the end of an episode",
         ),
         ({"iterations": 3, "episodes_per_iter": 5}, pair, "Total episodes: 30"),
+        ({"slots": 8, "workers": 2}, spec, "Environments: at most 8 in each of 2 processes"),
+        ({"slots": 8, "workers": 1}, spec, "Environments: at most 8 in a process"),
+        ({"slots": 8, "workers": 0}, spec, "Environments: at most 8 in this process"),
+        ({"slots": 8}, spec, "Environments: at most 8 in each executor"),
+        ({"workers": 2}, spec, "Environments: in a fast simulator in each of 2 processes"),
     ):
-        ConsoleReporter(TrainConfig(**settings), where, False, Totals())
+        ConsoleReporter(TrainConfig(**settings), where, "executor" in words, Totals())
         assert f"  {words}" in capsys.readouterr().out.splitlines()
 
 

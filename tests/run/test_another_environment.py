@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.run.transfer import form_of
-from tests.helpers import environment_id, run_here, run_ok
+from tests.helpers import contents, environment_id, run_here, run_ok
 
 PAIRS = [("a", spaces.Discrete(2)), ("b", spaces.Discrete(3))]
 HERE = ("--local", "--workers", "0", "--episodes", "3", "--json")
@@ -41,14 +41,14 @@ def test_a_policy_is_evaluated_with_other_arguments_and_in_other_environments(ru
 
 
 def test_other_spaces_are_a_clear_mistake_and_the_run_stays_as_it_was(run):
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     for env, words in (
         ("Acrobot-v1", "observation_space of CartPole-v1, where the policy was trained, is Box"),
         ("Nothing-v0", "Nothing"),
     ):
         done = run_here("evaluate", "run", *HERE, "--env", env, cwd=run.parent)
         assert done.returncode == 2 and words in done.stderr, done.stderr
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before == contents(run)
 
 
 def test_a_film_shows_the_other_environment(run):

@@ -169,7 +169,7 @@ def test_the_interval_against_all_resamples_there_are(values):
 
 def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
     words = ("evaluate", str(whole), "--episodes", "12", "--local")
-    text = run_ok(*words, cwd=tmp_path)
+    text = run_ok(*words, "--workers", "0", cwd=tmp_path)
     assert text.stderr == ""
     outputs = {
         run_here(*words, "--json", "--workers", workers, cwd=tmp_path).stdout
@@ -286,7 +286,7 @@ def killed(whole: Path, run: Path, iterations: int, saved: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("iterations", "saved", "workers"), [(2, 0, "2"), (4, 4, "0"), (6, 4, "0"), (9, 8, "0")]
+    ("iterations", "saved", "workers"), [(2, 0, "2"), (6, 4, "0"), (9, 8, "0")]
 )
 def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_path):
     run = tmp_path / "run"

@@ -102,8 +102,8 @@ def test_one_iteration_at_a_time_or_all_that_are_left():
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_as_many_env_steps_as_are_wanted(overlap, tmp_path):
-    options = {"algorithm": "ppo", "overlap": overlap}
-    with make(iterations=10, **options) as trainer:
+    options = {"algorithm": "ppo", "overlap": overlap, "epochs": 1}
+    with make(iterations=5, **options) as trainer:
         fixed = [result.env_steps for result in trainer]
     # The last iteration begins before that number.
     wanted = {"env_steps": fixed[4] - 1, "learning_rate_decay": False}
@@ -451,7 +451,7 @@ def test_in_threads_they_train_as_if_alone():
     name."""
 
     def train(pay: float) -> list[object]:
-        options = {"algorithm": "ppo", "shared_torso": True, "seed": int(pay)}
+        options = {"algorithm": "ppo", "shared_torso": True, "epochs": 5, "seed": int(pay)}
         made = []
         for _ in range(3):
             with make(lambda: Corridor(pay), iterations=2, **options) as trainer:
@@ -544,7 +544,7 @@ AROUND = {
 
 def use(path: Path) -> list[object]:
     """What a Trainer does while it is made, trains, evaluates, is loaded and acts."""
-    options = {"algorithm": "ppo", "memory": "lstm", "hidden_sizes": (64,)}
+    options = {"algorithm": "ppo", "memory": "lstm", "hidden_sizes": (64,), "epochs": 2}
     with make(iterations=3, **options) as trainer:
         used = [trainer.train().weights_digest, trainer.train().weights_digest]
         trainer.save(path)
@@ -585,7 +585,7 @@ def config_of(**options):
 
 def digests(options):
     with Trainer(config_of(workers=0, **options)) as trainer:
-        return [trainer.train().weights_digest for _ in range(2)]
+        return trainer.train().weights_digest
 
 def use(trainer):
     with trainer:

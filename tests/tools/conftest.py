@@ -11,7 +11,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     run_ok(
         *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
-        *("--algorithm", "ppo", "--output", "run"),
+        *("--algorithm", "ppo", "--max-episode-steps", "30", "--output", "run"),
         cwd=folder,
     )
     return folder

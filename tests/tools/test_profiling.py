@@ -107,7 +107,7 @@ def test_the_command_measures_a_run_as_it_has_become(tmp_path, monkeypatch, caps
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
     monkeypatch.chdir(tmp_path)
     with mock.patch.object(checkpoint, "read_checkpoint", wraps=checkpoint.read_checkpoint) as read:
-        assert command.profile(["--resume", "run", "--json"]) == 0
+        assert command.profile(["--resume", "run", "--workers", "2", "--json"]) == 0
     assert read.call_count == 1
     answer = json.loads(capsys.readouterr().out)
     # As many episodes as have the steps of an iteration, not the 8 of a first one.
