@@ -78,6 +78,7 @@ def kill_and_go_on(
                 time.sleep(np.random.default_rng().uniform(0, 0.2))
                 break
             time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
         before_kill()
         process.kill()
         assert process.wait() in (0, -signal.SIGKILL), process.stderr.read()
