@@ -30,7 +30,8 @@ def model_of(config: TrainConfig) -> ModuleType:
             return importlib.import_module("flame_rl.model")
         own = found[0]
     elif own.suffix != ".py" or not own.is_file():
-        raise UsageError(f"--model: {own} is no .py file; name one with functions as in model.py")
+        what = "is no .py file" if own.exists() else "is not there"
+        raise UsageError(f"--model: {own} {what}; name a file with functions as in model.py")
     return _load(own.resolve())
 
 

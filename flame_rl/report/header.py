@@ -65,10 +65,10 @@ def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: 
 
 def _networks(experiment: Experiment) -> str:
     """What the functions of the networks' file are asked for."""
-    layers = f"hidden layers of {' and '.join(map(str, experiment.hidden_sizes))}"
     memory = f", {experiment.memory} of {experiment.memory_size}"
-    own = "" if experiment.model is None else f", by {experiment.model}"
-    return f"{layers}, {experiment.activation}{memory if experiment.memory != 'none' else ''}{own}"
+    asked = f"hidden layers of {', '.join(map(str, experiment.hidden_sizes))} units, "
+    asked += f"{experiment.activation}{memory if experiment.memory != 'none' else ''}"
+    return asked if experiment.model is None else f"{experiment.model}, asked for {asked}"
 
 
 def reached_in_words(experiment: Experiment, totals: Totals) -> str:

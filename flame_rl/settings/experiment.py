@@ -151,6 +151,8 @@ class Experiment:
             checks.refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         checks.check_fields(self, but=("env",))
+        if self.model is not None:  # the run's commands find it from any folder
+            object.__setattr__(self, "model", self.model.absolute())
         for field in ("reward_parts", "outcomes", "observe", "policy_observations"):
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:

@@ -124,7 +124,7 @@ def test_prints_what_the_documentation_shows(finished):
         "  Action dim: 2",
         "  Continuous actions: False",
         "  Actions: one of 2 choices",
-        "  Networks: hidden layers of 64 and 64, tanh",
+        "  Networks: hidden layers of 64, 64 units, tanh",
         "  Device: cpu",
         "  Time limit: 500 steps",
         "  Environments: in a fast simulator in each of 2 processes",

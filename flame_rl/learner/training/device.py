@@ -44,7 +44,7 @@ def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", 
         if not torch.backends.cuda.is_built():
             cause = f"torch {torch.__version__} is a build without CUDA"
         raise UsageError(
-            f"--device: cuda, and torch finds no graphics card: {cause}. Leave the flag out; a run "
+            f"--device: torch finds no graphics card: {cause}. Leave the flag out; a run "
             "that began on a card goes on without one by --device cpu, with other results from "
             "there on"
         )

@@ -243,8 +243,11 @@ class Relabelling:
     @property
     def notice(self) -> str:
         """What a person should know of it when a run begins."""
-        which = {"future": "any goal that was reached later", "final": "the goal reached last"}
-        return f"Hindsight: {self.share:.0%} of drawn steps get {which[self.strategy]}"
+        which = {
+            "future": "a goal reached later in their episode",
+            "final": "the goal reached last",
+        }
+        return f"Hindsight: {self.share:.0%} of drawn steps are given {which[self.strategy]}"
 
 
 class RelabelledSteps:
