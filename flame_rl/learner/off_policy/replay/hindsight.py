@@ -243,10 +243,7 @@ class Relabelling:
     @property
     def notice(self) -> str:
         """What a person should know of it when a run begins."""
-        which = {
-            "future": "a goal reached later in their episode",
-            "final": "the goal reached last",
-        }
+        which = {"future": "a goal that was reached later", "final": "the goal reached last"}
         return f"Hindsight: {self.share:.0%} of drawn steps are given {which[self.strategy]}"
 
 
