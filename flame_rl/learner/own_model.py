@@ -30,8 +30,10 @@ def model_of(config: TrainConfig) -> ModuleType:
             return importlib.import_module("flame_rl.model")
         own = found[0]
     elif own.suffix != ".py" or not own.is_file():
-        what = "is no .py file" if own.exists() else "is not there"
-        raise UsageError(f"--model: {own} {what}; name a file with functions as in model.py")
+        remedy = "name one with functions as in model.py"
+        if not own.exists():
+            remedy = f"there is none in {Path.cwd()}; go to the folder in which the run was trained"
+        raise UsageError(f"--model: {own} is no .py file; {remedy}")
     return _load(own.resolve())
 
 

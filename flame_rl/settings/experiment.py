@@ -114,7 +114,8 @@ class Experiment:
     """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
 
     model: Path | None = None
-    """File of your own networks, as model.py; none: model.py beside the script or here, if any."""
+    """File of your own networks, as model.py, from here or by its whole path; none: model.py beside
+    the script or here, if any."""
 
     hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of every network."""
@@ -151,8 +152,6 @@ class Experiment:
             checks.refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         checks.check_fields(self, but=("env",))
-        if self.model is not None:  # the run's commands find it from any folder
-            object.__setattr__(self, "model", self.model.absolute())
         for field in ("reward_parts", "outcomes", "observe", "policy_observations"):
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:

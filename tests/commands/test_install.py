@@ -137,7 +137,7 @@ def test_networks_in_a_run_folder_are_not_run_unless_they_are_trusted(project, m
     monkeypatch.delitem(sys.modules, str(given / "nets.py"))
     (given / "nets.py").write_text("raise SystemError('was run')\n")
     for load in (Policy.load, Trainer.load):
-        with pytest.raises(UsageError, match=r"file .*given/nets\.py lies in the run folder and"):
+        with pytest.raises(UsageError, match=r"file given/nets\.py lies in the run folder and"):
             load("given")
     (given / "nets.py").rename("nets.py")
     for name in ("given/nets.py", "cartpole.json"):
