@@ -28,9 +28,9 @@ _COLORS = ("#000000", _RED, "#56B4E9", _BLUE, "#E69F00", "#009E73", "#CC79A7")
 _STYLES = [{"color": color, "marker": m} for color, m in zip(_COLORS, "os^DvPX", strict=True)]
 _ONE_PANEL = (8, 4.5)  # inches
 _CAPTION = (
-    "Thick: averages over a twentieth of the longest run's env steps, and over the seeds, with "
-    "their 95 % interval\n(bootstrap); a run that has ended keeps its last value. Thin: each seed, "
-    "or of a single one its iterations."
+    "Thick line: mean of the seeds, averaged over a twentieth of the longest run's env steps; one "
+    "that has ended keeps its last value.\nBand: its 95 % interval (bootstrap). Thin lines: each "
+    "seed, or of a single one its iterations."
 )
 
 

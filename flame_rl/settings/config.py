@@ -56,8 +56,8 @@ class Execution:
     """Most environments side by side in a process; none: 32, or as many as a gigabyte holds."""
 
     task_timeout: Annotated[float, checks.within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
-    """Seconds until a silent worker is killed and its episodes are collected again; none: ten times
-    the longest task so far, at least a minute; 600 at first."""
+    """Seconds until a silent worker is killed and its episodes are collected again; none: 600 at
+    first, then ten times the longest task so far, at least 60."""
 
     worker_episodes: Count = 100_000
     """A worker process is replaced after this number of episodes."""

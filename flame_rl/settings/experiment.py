@@ -57,8 +57,8 @@ class Experiment:
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
     from_: Path | None = None
-    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint; on the
-    command line its networks are the default, such as --hidden-sizes and --memory."""
+    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint. On the
+    command line, flags of networks, such as --hidden-sizes and --memory, default to that run's."""
 
     from_digest: str | None = None
     """With --from, the SHA-256 of the state that is begun with; another one is refused."""
@@ -79,8 +79,8 @@ class Experiment:
     """Env steps in each iteration, in place of --episodes-per-iter: whole episodes that reach N."""
 
     fragment_steps: CountOrZero | None = None
-    """With --steps-per-iter, the steps after which an iteration cuts an episode, which the next one
-    goes on with; 0: never; none: an eighth of an iteration where a time limit is two or more."""
+    """Cut episodes after N steps, and go on with them in the next iteration; 0: never; none: an
+    eighth of --steps-per-iter, where the time limit is at least twice that."""
 
     max_episode_steps: CountOrZero | None = None
     """Time limit in steps in place of the environment's; none: 1,000 where it has none; 0: its own
@@ -99,7 +99,7 @@ class Experiment:
     """Read masks of allowed actions in info or observation (action_mask), or by action_masks()."""
 
     gamma: Fraction = 0.99
-    """Discount of rewards per step. At 1, without values, a time limit counts as an end."""
+    """Discount of rewards per step. At 1, without a value network, a time limit is an end."""
 
     reward_parts: tuple[str, ...] = ()
     """Numbers in `info` that are recorded at every step; metrics.csv has a column for each."""

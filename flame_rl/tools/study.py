@@ -84,7 +84,7 @@ class TuneFlags:
     """Number of trials. A resumed study may be given more."""
 
     parallel: Count | None = None
-    """Trials side by side; none: one for each core. It changes which trials a trial learns from."""
+    """Trials side by side; none: one for each core. With more, each learns from fewer others."""
 
     pruner: Literal["median", "halving", "none"] = "median"
     """Which trials end early: those worse than half of the finished ones, or the worse half."""

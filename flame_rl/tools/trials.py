@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import matplotlib
 import numpy as np
 import optuna
+from matplotlib.ticker import MaxNLocator
 from optuna import distributions, importance, pruners
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -239,6 +240,8 @@ def draw_study(trials: Sequence[FrozenTrial], folder: Path) -> list[Path]:
         own = {"params": each.params, "distributions": each.distributions}
         judged.add_trial(create_trial(value=each.value, **own))
     axes = plot_optimization_history(study, target_name="mean return")
+    axes.set_title("Scores of the trials")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     drawn = [save_and_show(axes.figure, folder / "best.png")]
     if len(scored) >= 10 and len({each.value for each in scored}) > 1:
         evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)

@@ -181,7 +181,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
         assert data.startswith(b"\x89PNG") and len(data) > 50_000
     else:
         text = data.decode()
-        for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "their 95 % interval"):
+        for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "its 95 % interval"):
             assert words in text
     done = capsys.readouterr()
     assert done.out.startswith(f"Curves: {picture}\n\nenv ") and done.err == ""
