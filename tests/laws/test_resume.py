@@ -118,7 +118,7 @@ def test_killed_while_it_collected_ahead_and_resumed_is_the_run_that_never_stopp
 def test_killed_at_thirty_random_moments(seed, whole, tmp_path):
     """Three a run, from the first instructions to the end; what goes on is killed again."""
     random = np.random.default_rng(seed)
-    moments = [random.uniform(0.1, 4.0), *random.uniform(2.5, 6.0, 2).tolist()]
+    moments = [random.uniform(0.1, 2.0), *sorted(random.integers(3, 19, 2).tolist())]
     assert kill_and_go_on(tmp_path, moments, workers=int(random.integers(1, 4))) >= 2
     run_ok(*begin_or_resume(tmp_path), cwd=tmp_path)
     assert_same_run(tmp_path / "run", whole)
