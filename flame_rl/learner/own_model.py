@@ -32,7 +32,7 @@ def model_of(config: TrainConfig) -> ModuleType:
     elif own.suffix != ".py" or not own.is_file():
         remedy = "name one with functions as in model.py"
         if not own.exists():
-            remedy = f"there is none in {Path.cwd()}; go to the folder in which the run was trained"
+            remedy = f"there is none in {Path.cwd()}; name it from here, or go where it is"
         raise UsageError(f"--model: {own} is no .py file; {remedy}")
     return _load(own.resolve())
 

@@ -62,9 +62,15 @@ def plot_settings(
     lines = [line for axes in panels.flat for line in axes.get_legend_handles_labels()[0]]
     named = {line.get_label(): line for line in lines}
     beside = 12 * width // (10 + max(map(len, named)))  # an inch has twelve characters
-    place = {"loc": "outside lower center", "ncols": min(len(names), max(1, beside))}
-    style = {"handlelength": 4, "frameon": False, "title": _CAPTION, "title_fontsize": "medium"}
-    legend = figure.legend(handles=list(named.values()), **place, **style)
+    legend = figure.legend(
+        handles=list(named.values()),
+        loc="outside lower center",
+        ncols=min(len(names), max(1, beside)),
+        handlelength=4,
+        frameon=False,
+        title=_CAPTION,
+        title_fontsize="medium",
+    )
     legend.get_title().set_multialignment("center")
     save_and_show(figure, path)
 

@@ -105,10 +105,16 @@ def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) 
     with warnings.catch_warnings():
         # The exporter by tracing is deprecated; its successor takes twenty times as long.
         warnings.simplefilter("ignore")
-        names = {"input_names": list(inputs), "output_names": policy.outputs}
-        names["dynamic_axes"] = {name: {0: "batch"} for name in rows}
-        options = {"opset_version": 17, "dynamo": False}  # which runtimes of 2022 and later read
-        torch.onnx.export(policy, tuple(inputs.values()), file, **names, **options)
+        torch.onnx.export(
+            policy,
+            tuple(inputs.values()),
+            file,
+            input_names=list(inputs),
+            output_names=policy.outputs,
+            dynamic_axes={name: {0: "batch"} for name in rows},
+            opset_version=17,  # which runtimes of 2022 and later read
+            dynamo=False,
+        )
     model = onnx.load_from_string(file.getvalue())
     updates = str(policy.snapshot.version)
     onnx.helper.set_model_props(model, {"env_id": env_id, "updates": updates})

@@ -74,10 +74,14 @@ def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]
     """A process of main.py, which prints into a file; once this process ends, it saves its run."""
     with prints.open("wb") as file:
         # Ctrl-C in the terminal reaches this process alone, which tells the others once.
-        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        own = {"preexec_fn": lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)}
-        own["start_new_session"] = True
-        return subprocess.Popen([*process(), *words], **streams, **own)
+        return subprocess.Popen(
+            [*process(), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
 
 
 def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:

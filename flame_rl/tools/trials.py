@@ -65,9 +65,13 @@ def open_study(search: Search) -> optuna.Study:
     try:
         if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)  # what a killed process left
-        options = {"study_name": "flame-rl", "direction": "maximize", "load_if_exists": True}
-        storage, pruner = JournalFileBackend(str(path)), _PRUNERS[search.study.pruner]
-        study = optuna.create_study(storage=JournalStorage(storage), pruner=pruner, **options)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name="flame-rl",
+            direction="maximize",
+            pruner=_PRUNERS[search.study.pruner],
+            load_if_exists=True,
+        )
         wanted = {name: _distribution(search.ranges[name]) for name in search.ranges}
         if any(each.distributions not in ({}, wanted) for each in study.trials):
             raise ValueError("it has other settings, or other ranges")

@@ -51,7 +51,8 @@ _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What the learner knows about an environment. Raises WireError as `__post_init__` says."""
+    """What the learner knows about an environment. Raises WireError if a space has no numbers, or
+    two agents have one name."""
 
     env_id: str
     # Box, Discrete, MultiDiscrete or MultiBinary; only observations may be a Dict or Tuple of them.
@@ -176,7 +177,7 @@ class Start:
 @dataclass(frozen=True)
 class CollectRequest:
     """Which episodes are wanted. With the snapshot, it determines every bit of the answer. Raises
-    WireError as `__post_init__` says."""
+    WireError if two columns have one name, or fragments are of several agents."""
 
     environment: Environment
     run_seed: Whole
