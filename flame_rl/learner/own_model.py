@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -35,6 +37,12 @@ def model_of(config: TrainConfig) -> ModuleType:
             remedy = f"there is none in {Path.cwd()}; name it from here, or go where it is"
         raise UsageError(f"--model: {own} is no .py file; {remedy}")
     return _load(own.resolve())
+
+
+@cache  # of the file as it was loaded: whoever edits it meanwhile changes no network here
+def file_digest(module: ModuleType) -> str:
+    """The SHA-256 of the file of `model_of`."""
+    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
 
 
 def _load(path: Path) -> ModuleType:

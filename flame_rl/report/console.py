@@ -33,7 +33,7 @@ class ConsoleReporter:
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._left_said_at = -math.inf
         self._last: results.IterationResult | None = None
-        self._evaluation = self._unsaid = ""  # the latest line, and until it is printed
+        self._evaluation = ""  # the line of the latest one
         self._collection: tuple[str, int] | None = None  # its stream and iteration
         self._collecting_since = self._began
         self._told_of_length = self._told_of_atoms = False
@@ -53,8 +53,8 @@ class ConsoleReporter:
         self._retries += result.timing.retries
         self._undone += result.metrics.get("update_scale") == 0
         if result.evaluation is not None:
-            text = f"  Evaluation after iteration {result.iteration}: {result.evaluation}"
-            self._evaluation = self._unsaid = text
+            done = f"Evaluation after iteration {result.iteration}"
+            self._evaluation = f"  {done}: {result.evaluation}"
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
         if (beyond := results.beyond_atoms(self._config, result)) and not self._told_of_atoms:
@@ -62,15 +62,14 @@ class ConsoleReporter:
             self.say(f"  {beyond}")
         last = results.ended(self._experiment, result.totals)
         late = self._reported_at - self._said_at >= LINE_EVERY_SECONDS
-        if result.iteration % LINE_EVERY == 0 or last or late:
+        if result.iteration % LINE_EVERY == 0 or last or late or result.evaluation is not None:
             self._said_at = self._reported_at
             # An iteration without an update has no loss.
             loss = f"{result.metrics['loss']:z.4f}" if "loss" in result.metrics else "-"
             done = f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f}"
             self.say(f"{done} | Loss: {loss}")
-            if self._unsaid:
-                self.say(self._unsaid)
-                self._unsaid = ""
+            if result.evaluation is not None:
+                self.say(self._evaluation)
         due = self._reported_at - self._left_said_at >= LINE_EVERY_SECONDS  # a bar shows it always
         if self._bar is None and due and self._seconds_left() >= LINE_EVERY_SECONDS:
             self._left_said_at = self._reported_at
@@ -137,12 +136,14 @@ class ConsoleReporter:
             return
         seconds, last = time.perf_counter() - self._began, self._last
         total = last.episodes if last else self._done.episodes
-        rate = (total - self._done.episodes) / seconds
+        new = total - self._done.episodes
+        resumed = " since the run was resumed" if self._done.iterations else ""
+        episodes = f"{total}, {new}{resumed}" if resumed else total
         lines = [
             f"\n{RULE}",
             "Training Interrupted!" if interrupted else "Training Complete!",
-            f"  Total time: {seconds:.2f}s",
-            f"  Episodes: {total} ({rate:.1f} episodes/sec)",
+            f"  Total time: {seconds:.2f}s{resumed}",
+            f"  Episodes: {episodes} ({new / seconds:.1f} episodes/sec)",
         ]
         if self._retries:
             lines.append(f"  Tasks sent again: {self._retries}")

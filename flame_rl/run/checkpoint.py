@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import safetensors.numpy
 
+from flame_rl.learner.own_model import file_digest, model_of
 from flame_rl.learner.state import part_of
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, library_versions
 from flame_rl.run.results import IterationResult, Number, RunState, Totals
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"flameCP1"
 FORMAT = 6
+NETWORKS = "networks"  # among the versions, the SHA-256 of the file with the networks
 _TABLE = "table "  # begins the name of a table among the arrays
 _TABLE_BYTES = 1 << 26  # what a table may unpack to, beyond a hundred times its size
 # In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
@@ -80,7 +82,7 @@ def encode_checkpoint(
         "score": score,
         "spec": to_data(spec),
         "config": config.to_data(),
-        "versions": library_versions(),
+        "versions": library_versions() | {NETWORKS: file_digest(model_of(config))},
     }
     compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
     texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}

@@ -203,7 +203,8 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out, or "
             f"begin a new run with its networks: --from {given.output.resume} --env "
-            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume"
+            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume, "
+            "beside every other flag that it is to keep"
         )
 
 

@@ -206,7 +206,8 @@ class Trainer:
         except BaseException:
             trainer.close()
             raise
-        trainer.warnings = warnings  # other warnings are for those who train
+        # Other warnings are for those who train.
+        trainer.warnings = warnings + transfer.changed_networks(found, config)
         return trainer
 
     def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:

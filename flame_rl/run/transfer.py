@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.learner.own_model import file_digest, model_of
 from flame_rl.learner.state import REPLAY, arrays_digest, part_of
-from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
+from flame_rl.run.checkpoint import NETWORKS, Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
@@ -53,17 +54,28 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
-        warnings.append("with another end of the run, the learning rates or sample weights change")
+        what = "learning rates fall and sample weights rise until the end of the run: with another "
+        warnings.append(f"{what}end, they are not those of a run that had this end from the start")
     then, device = saved.execution.device, config.execution.device
     if then != device:
         devices = f"the run learned with --device {then}, and goes on with --device {device}"
         warnings.append(f"{devices}: results differ from now on")
-    here = library_versions()
+    here = library_versions() | {NETWORKS: checkpoint.versions.get(NETWORKS)}
+    warnings += changed_networks(checkpoint, config)
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
         for name, version in checkpoint.versions.items()
         if here.get(name) != version
     ]
+
+
+def changed_networks(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
+    """A warning if the file with the networks has changed since the checkpoint was written."""
+    model = model_of(config)
+    if checkpoint.versions.get(NETWORKS) in (None, file_digest(model)):  # older ones have none
+        return []
+    what = f"{model.__file__} has changed since the run was saved"
+    return [f"{what}: its networks may compute something else"]
 
 
 def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -136,7 +137,8 @@ def test_flags_that_change_no_result_are_taken(killed, whole, tmp_path):
     done = run_ok("--resume", "run", *NO_RESULT, cwd=tmp_path)
     assert done.stderr == ""
     assert "Going on after iteration 7" in done.stdout
-    assert f"Episodes: {ITERATIONS * 12} " in done.stdout
+    since = f"{(ITERATIONS - 8) * 12} since the run was resumed"
+    assert f"Episodes: {ITERATIONS * 12}, {since} (" in done.stdout
     assert_same_run(killed, whole)
     assert TrainConfig.from_json((killed / "config.json").read_text()).output.checkpoint_every == 7
 
@@ -224,7 +226,7 @@ def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
     flags = ("--learning-rate-decay", "True", "--iterations", "2", "--workers", "0")
     run_ok(*RUN, *flags, "--output", "run", cwd=tmp_path)
     done = run_ok("--resume", "run", "--iterations", "3", cwd=tmp_path)
-    assert "with another end of the run, the learning rates" in done.stderr
+    assert "learning rates fall and sample weights rise until the end of the run" in done.stderr
 
 
 def test_a_folder_that_holds_no_run(tmp_path):
@@ -343,6 +345,20 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "library_versions", lambda: now | {"numpy": "1.0"})
     done = run_ok("--resume", "run", cwd=tmp_path)
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
+
+
+def test_an_edited_file_with_networks_is_pointed_out(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("from flame_rl.model import *\n")
+    run_ok(*RUN, "--model", "own.py", "--iterations", "1", "--workers", "0", cwd=tmp_path)
+    (run,) = map(str, (tmp_path / "runs").iterdir())
+    evaluation = "evaluate", run, "--episodes", "1", "--workers", "0"
+    words = "own.py has changed since the run was saved"
+    assert words not in run_ok(*evaluation, cwd=tmp_path).stderr
+    own.write_text("from flame_rl.model import *\n# another activation\n")
+    del sys.modules[str(own)]  # loaded anew, as by another process
+    assert words in run_ok(*evaluation, cwd=tmp_path).stderr
+    assert words in run_ok("--resume", run, "--iterations", "2", cwd=tmp_path).stderr
 
 
 SPEC = spec_of(1, 2, False)

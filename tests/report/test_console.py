@@ -159,12 +159,24 @@ def test_evaluations_are_in_the_lines_and_in_the_summary(console, clock, capsys)
         console.report(result_of(iteration, evaluation if iteration == 3 else None))
     lines = capsys.readouterr().out.splitlines()
     (place,) = [number for number, line in enumerate(lines) if line == text]
-    assert lines[place - 1].startswith("Iteration  10 | ")
+    assert lines[place - 1].startswith("Iteration   3 | ")
     console.summary(True, (12.0, 3))
     closing = capsys.readouterr().out.splitlines()
     assert text in closing and "  Best Mean Reward: 12.0, in iteration 3 (--best)" in closing
     console.summary(True, (9.0, 11))
     assert "Best" not in capsys.readouterr().out
+
+
+def test_the_summary_of_a_resumed_run_says_what_is_of_this_start(clock, capsys):
+    done = Totals(iterations=2, episodes=10, env_steps=100, length_mean=10.0)
+    console = ConsoleReporter(TrainConfig("cartpole"), spec_of(1, 2, False), False, done)
+    clock.now += 2.0
+    console.report(replace(result_of(2), episodes=16))
+    capsys.readouterr()
+    console.summary(False, (0.0, 0))
+    closing = capsys.readouterr().out.splitlines()
+    assert "  Total time: 2.00s since the run was resumed" in closing
+    assert "  Episodes: 16, 6 since the run was resumed (3.0 episodes/sec)" in closing
 
 
 def test_the_size_of_the_run_is_said_at_once(capsys):
