@@ -7,7 +7,7 @@ section 4, but synchronous), with generalised advantages in place of n-step retu
 An update trains the policy for one epoch over its batch, the value network for several.
 """
 
-import numpy as np
+from numpy.random import Generator
 
 from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
@@ -19,11 +19,7 @@ from flame_rl.settings.config import TrainConfig
 
 
 def a2c(
-    networks: ActorCritic,
-    batch: Batch,
-    config: TrainConfig,
-    decay: float,
-    generator: np.random.Generator,
+    networks: ActorCritic, batch: Batch, config: TrainConfig, decay: float, generator: Generator
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: A2CSettings = config.algorithm
@@ -32,10 +28,9 @@ def a2c(
     targets = advantages + values[batch.rows]
     networks.statistics.add_returns_and_rescale(targets)
 
+    factor = trust(advantages, targets)
     columns = networks.columns(batch, targets)
-    columns["advantages"] = trust(advantages, targets) * standardize(
-        advantages, batch.self_normalized_weights
-    )
+    columns["advantages"] = factor * standardize(advantages, batch.self_normalized_weights)
     epoch = policy_epoch(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)
@@ -44,4 +39,4 @@ def a2c(
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers = networks.fit_policy(epoch, loss, step)
     explained = losses.explained_variance(targets - advantages, targets)
-    return losses.policy_metrics(numbers, step) | explained
+    return losses.policy_metrics(numbers, step) | explained | {"trust": factor}

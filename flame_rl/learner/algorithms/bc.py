@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
+from numpy.random import Generator
 from torch import nn
 
 from flame_rl.learner.learner import Algorithm
@@ -67,9 +68,7 @@ class Imitation(Algorithm):
     def snapshot(self) -> PolicySnapshot:
         return self._training.policy.module.snapshot()
 
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> Metrics:
+    def update(self, episodes: Episodes, generator: Generator, progress: float) -> Metrics:
         """Learn from the demonstrations; see `Algorithm.update`."""
         training = self._training
         batch = make_batch(self.demonstrations.episodes, training.remembers, training.frames)
@@ -101,11 +100,7 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
 
 
 def bc(
-    networks: PolicyTraining,
-    batch: Batch,
-    config: TrainConfig,
-    decay: float,
-    generator: np.random.Generator,
+    networks: PolicyTraining, batch: Batch, config: TrainConfig, decay: float, generator: Generator
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`; the batch
     is of demonstrations."""

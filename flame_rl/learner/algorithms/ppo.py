@@ -12,6 +12,7 @@ al. 2021, "What Matters in On-Policy Reinforcement Learning?", section 3.5).
 from functools import cache
 
 import numpy as np
+from numpy.random import Generator
 
 from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
@@ -24,11 +25,7 @@ from flame_rl.settings.config import TrainConfig
 
 
 def ppo(
-    networks: ActorCritic,
-    batch: Batch,
-    config: TrainConfig,
-    decay: float,
-    generator: np.random.Generator,
+    networks: ActorCritic, batch: Batch, config: TrainConfig, decay: float, generator: Generator
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm

@@ -9,6 +9,7 @@ epoch over its batch.
 """
 
 import numpy as np
+from numpy.random import Generator
 
 from flame_rl.learner.on_policy import losses
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, policy_epoch
@@ -20,11 +21,7 @@ from flame_rl.settings.config import TrainConfig
 
 
 def reinforce(
-    networks: ActorCritic,
-    batch: Batch,
-    config: TrainConfig,
-    decay: float,
-    generator: np.random.Generator,
+    networks: ActorCritic, batch: Batch, config: TrainConfig, decay: float, generator: Generator
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: ReinforceSettings = config.algorithm
@@ -41,9 +38,9 @@ def reinforce(
         baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
 
     advantages = above_baseline(returns, baseline)
-    columns = {
-        "advantages": trust(advantages, returns) * standardize(advantages)
-    } | networks.columns(batch, returns)
+    factor = trust(advantages, returns)
+    columns = networks.columns(batch, returns)
+    columns["advantages"] = factor * standardize(advantages)
     epoch = policy_epoch(batch, columns, settings.minibatches, generator)
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay
@@ -52,4 +49,4 @@ def reinforce(
     rate = settings.learning_rate * decay
     step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     numbers = networks.fit_policy(epoch, loss, step)
-    return losses.policy_metrics(numbers, step) | explained
+    return losses.policy_metrics(numbers, step) | explained | {"trust": factor}

@@ -39,12 +39,14 @@ _LIMIT = ("policy_steps", "kl", "update_scale")
 
 # An update whose divergence is too large after this number of halvings is undone.
 _HALVINGS = 40
+# So that values which are wrong still learn where policy and values are one network.
+_LEAST_TRUST = 0.1
 # A logarithm, so that sums of ratios are finite.
 _LARGEST_RATIO = 600
 
 # One algorithm's update: networks, a batch after their `prepare`, the run's settings, the factor
-# of learning rates, a generator of random numbers -> metrics by name. `ActorCritic` says in which
-# order its methods are called.
+# of learning rates, a generator of random numbers -> metrics by name, perhaps with the "trust" in
+# its advantages (returns.py). `ActorCritic` says in which order its methods are called.
 Update = Callable[[ActorCritic, Batch, TrainConfig, float, np.random.Generator], dict[str, float]]
 
 
@@ -120,7 +122,10 @@ class OnPolicyAlgorithm(Algorithm):
                 f"--policy-loss: {name_of(self._update)} has no use for it; use "
                 "`networks.take_custom_loss()` there, as a2c.py does, or leave the flag out"
             )
-        max_kl = self.config.algorithm.max_kl
+        # The values' gradient may move a shared network much further than that of advantages which
+        # are little trusted. The divergence grows with the square of the gradient.
+        limit = max(_LEAST_TRUST, metrics.pop("trust", 1.0)) ** 2
+        max_kl = limit * self.config.algorithm.max_kl
         return metrics | shrink_until_close(networks.policy, before, batch, samples, max_kl)
 
 
