@@ -12,7 +12,7 @@ from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.commands.train import networks_of
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import refuse_another_run, saved_config
-from flame_rl.settings.algorithms import Replay
+from flame_rl.settings.algorithms import ReplaySettings
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, read_first
@@ -85,7 +85,7 @@ def measure_both(config: TrainConfig, stop: StopSignal) -> list[Measured]:
         found = find_checkpoint(config.output.resume)  # raises without a policy
         for warning in found[1]:
             warn(f"warning: {warning}")
-    elif isinstance(config.algorithm, Replay):
+    elif isinstance(config.algorithm, ReplaySettings):
         config = config.changed(warm_up_steps=0)
     both = [config.changed(executors=1), config]
     if not is_distributed(config):

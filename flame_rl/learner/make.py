@@ -20,7 +20,7 @@ from flame_rl.learner.training.frames import Stacks
 from flame_rl.modules.networks import PolicyNetwork, inputs_of
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
-from flame_rl.settings.algorithms import Critics, OnPolicy, PolicyGradient, Replay
+from flame_rl.settings.algorithms import Critics, OnPolicySettings, PolicyGradient, ReplaySettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
@@ -42,7 +42,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
         # Here and not above: few runs have any.
         from flame_rl.learner.demonstrations.files import Demonstrations
 
-        needs_masks = spec.masked and isinstance(config.algorithm, Replay)
+        needs_masks = spec.masked and isinstance(config.algorithm, ReplaySettings)
         demonstrations = Demonstrations(config.experiment, spec, rewards, needs_masks)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
@@ -202,11 +202,11 @@ def _make_algorithm(
     """The configured algorithm, with new networks. Raises UsageError where it is not for these
     actions, or not for these settings."""
     chosen = _imported(config.algorithm_name)
-    if isinstance(config.algorithm, Replay):
-        from flame_rl.learner.off_policy.update import OffPolicy
+    if isinstance(config.algorithm, ReplaySettings):
+        from flame_rl.learner.off_policy.update import OffPolicyAlgorithm
 
-        return OffPolicy(config, spec, chosen, demonstrations)
-    if isinstance(config.algorithm, OnPolicy):
+        return OffPolicyAlgorithm(config, spec, chosen, demonstrations)
+    if isinstance(config.algorithm, OnPolicySettings):
         if demonstrations is not None:
             from flame_rl.learner.demonstrations.cloning import ClonedFirst
 
@@ -218,7 +218,7 @@ def _make_algorithm(
 
 
 def _imported(name: str) -> Callable[..., Any]:
-    """With `OnPolicy` settings the algorithm's `Update`, with `Replay` settings what makes its
+    """With `OnPolicySettings` the algorithm's `Update`, with `ReplaySettings` what makes its
     `GradientStep`, with others what makes the `Algorithm`."""
     match name:
         case "reinforce":

@@ -6,7 +6,7 @@ from flame_rl.actor.environments.converting import has_bounds
 from flame_rl.backends.select import local_workers
 from flame_rl.run import checks
 from flame_rl.run.results import Totals, ended, reached
-from flame_rl.settings.algorithms import OnPolicy
+from flame_rl.settings.algorithms import OnPolicySettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.wire.inputs import is_channels_first, observation_inputs, observation_parts
@@ -109,7 +109,7 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, object]:
         rows["Total episodes"] = iterations * episodes
     rows["Total steps"] = total
     # With replay, an iteration has many updates.
-    if isinstance(config.algorithm, OnPolicy):
+    if isinstance(config.algorithm, OnPolicySettings):
         rows["Few updates"] = _few_updates(experiment, spec)
     return rows
 

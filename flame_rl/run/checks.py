@@ -12,7 +12,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.converting import MAX_BOUND, has_bounds
 from flame_rl.actor.failure import summary
 from flame_rl.learner.rewards import raised_by
-from flame_rl.settings.algorithms import OnPolicy, PQNSettings, Replay
+from flame_rl.settings.algorithms import OnPolicySettings, PQNSettings, ReplaySettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -82,7 +82,7 @@ def fragment_steps(config: TrainConfig, spec: EnvironmentSpec) -> int | None:
     # What follows looks at whole episodes, or remembers them.
     if experiment.memory != "none" or experiment.reward is not None or experiment.gamma == 1:
         return None
-    on_policy = isinstance(config.algorithm, OnPolicy | PQNSettings)
+    on_policy = isinstance(config.algorithm, OnPolicySettings | PQNSettings)
     if not on_policy or limit < 2 * steps or steps < _FRAGMENTS * _LEAST_FRAGMENT:
         return None
     return math.ceil(steps / _FRAGMENTS)
@@ -108,7 +108,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         never = "without exploration an episode may never end; --max-episode-steps sets one"
         warnings.append(f"--evaluate-every: there is no time limit of {env}, and {never}")
     most = most_env_steps(experiment, spec)
-    replays = isinstance(algorithm, Replay) and not algorithm.with_replay
+    replays = isinstance(algorithm, ReplaySettings) and not algorithm.with_replay
     if replays and most is not None and most < (warm_up := algorithm.warm_up_steps):
         warnings.append(
             f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "

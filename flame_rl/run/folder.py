@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import flame_rl
-from flame_rl.settings.algorithms import OnPolicy
+from flame_rl.settings.algorithms import OnPolicySettings
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -167,7 +167,7 @@ def refuse_modules_in(folder: Path, config: TrainConfig) -> None:
     refuse_model_in(folder, config)
     experiment = config.experiment
     named = experiment.env_name, experiment.reward, *experiment.wrapper
-    if isinstance(config.algorithm, OnPolicy):
+    if isinstance(config.algorithm, OnPolicySettings):
         named += (config.algorithm.policy_loss, *config.algorithm.auxiliary)
     for module in dict.fromkeys(name.partition(":")[0] for name in named if isinstance(name, str)):
         for place in (*sys.path, "."):

@@ -185,17 +185,3 @@ class PrefetchingBackend:
         self._stop.set()
         self._thread.shutdown(wait=True)
         self._backend.close()
-
-
-class EitherEvent(threading.Event):
-    """An event that is also set when another one is."""
-
-    def __init__(self, other: threading.Event) -> None:
-        super().__init__()
-        self._other = other
-
-    def is_set(self) -> bool:
-        return super().is_set() or self._other.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._other.wait(timeout) or self.is_set()

@@ -16,7 +16,7 @@ from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
 from flame_rl.run import checks, folder, transfer
 from flame_rl.run.checkpoint import find_checkpoint
-from flame_rl.settings.algorithms import Replay
+from flame_rl.settings.algorithms import ReplaySettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.inputs import ObservationPart, observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
@@ -142,7 +142,7 @@ class Policy:
 def _to_act(config: TrainConfig, spec: EnvironmentSpec) -> TrainConfig:
     """The configuration without what only learning needs: own modules, and room for replay."""
     plain = {"policy_loss": None, "auxiliary": (), "auxiliary_weights": (), "hindsight": "none"}
-    if isinstance(config.algorithm, Replay):
+    if isinstance(config.algorithm, ReplaySettings):
         plain["capacity"] = min(config.algorithm.capacity, spec.time_limit or 1)
     known = {name: value for name, value in plain.items() if hasattr(config.algorithm, name)}
     return config.changed(device="cpu", reward=None, **known)

@@ -28,7 +28,7 @@ from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.program import typed
-from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
+from flame_rl.system.signals import EitherEvent, end_if_stopped, stoppable, unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
@@ -92,7 +92,7 @@ class Trainer:
             raise UsageError(f"--env: {made}; only Python can pass it: Trainer.load(path, env=…)")
         checks.refuse_impossible_sizes(config)
         self.config, self._callback, self.distributed = config, callback, is_distributed(config)
-        self.stop = iteration.EitherEvent(threading.Event() if stop is None else stop)
+        self.stop = EitherEvent(threading.Event() if stop is None else stop)
         self.warnings: list[str] = []
         self.totals, self.tables = results.Totals(), {}
         self.before: results.RunState | None = None

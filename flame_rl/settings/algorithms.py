@@ -97,7 +97,7 @@ class PolicyGradient:
 
 
 @dataclass(frozen=True)
-class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
+class OnPolicySettings(Cloning, PolicyGradient, AlgorithmSettings):
     """Updates from an iteration's own episodes; with `trains_values` there is a value network."""
 
     trains_values: ClassVar[bool] = True
@@ -143,7 +143,7 @@ def loss_name(function: str) -> str:
 
 
 @dataclass(frozen=True)
-class GeneralizedAdvantages(OnPolicy):
+class GeneralizedAdvantages(OnPolicySettings):
     """Generalised advantages (Schulman et al. 2016), by V-trace where another policy has played."""
 
     gae_lambda: Fraction = 0.95
@@ -154,7 +154,7 @@ class GeneralizedAdvantages(OnPolicy):
 
 
 @dataclass(frozen=True)
-class Replay(AlgorithmSettings):
+class ReplaySettings(AlgorithmSettings):
     """Gradient steps on samples of replayed experience."""
 
     capacity: Count = 100_000
@@ -177,7 +177,7 @@ class Replay(AlgorithmSettings):
 
 
 @dataclass(frozen=True)
-class Sequences(Replay):
+class Sequences(ReplaySettings):
     """Replay of sequences of steps."""
 
     batch_size: Count = 32
@@ -243,7 +243,7 @@ class EpsilonGreedy(Exploration):
 
 
 @dataclass(frozen=True)
-class Critics(Hindsight, Replay):
+class Critics(Hindsight, ReplaySettings):
     """Critics of continuous actions, with target networks, and the policy that they teach."""
 
     learning_rate: Positive = 3e-4
@@ -275,7 +275,7 @@ class ActionNoise(Critics):
 
 
 @dataclass(frozen=True)
-class ReinforceSettings(OnPolicy, name="reinforce"):
+class ReinforceSettings(OnPolicySettings, name="reinforce"):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
 
     max_kl: Positive = 0.1  # without PPO's ratio, a policy that moves far in one epoch collapses
@@ -339,7 +339,7 @@ class PQNSettings(Exploration, AlgorithmSettings, name="pqn"):
 
 
 @dataclass(frozen=True)
-class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
+class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, ReplaySettings, name="dqn"):
     """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
 
     target_period: Count = 1
@@ -385,7 +385,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay, name="dqn"):
 
 
 @dataclass(frozen=True)
-class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
+class SarsaSettings(EpsilonGreedy, ReplaySettings, name="sarsa"):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
 
     capacity: Count = 10_000  # targets of the actions that were taken need recent policies
@@ -396,7 +396,9 @@ class SarsaSettings(EpsilonGreedy, Replay, name="sarsa"):
 
 
 @dataclass(frozen=True)
-class SuccessorSettings(EpsilonGreedy, Replay, name="successor", title="Successor features"):
+class SuccessorSettings(
+    EpsilonGreedy, ReplaySettings, name="successor", title="Successor features"
+):
     """Settings of successor features (Barreto et al. 2017), for rewards of several parts."""
 
     may_change = ("reward_weights",)

@@ -31,6 +31,20 @@ class StopSignal(threading.Event):
     exit_code = 0  # 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM
 
 
+class EitherEvent(threading.Event):
+    """An event that is also set when another one is."""
+
+    def __init__(self, other: threading.Event) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._other.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._other.wait(timeout) or self.is_set()
+
+
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
     """Within the block, the first signal sets the event; a second one ends the process at once.

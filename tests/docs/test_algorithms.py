@@ -12,9 +12,9 @@ from flame_rl import Trainer
 from flame_rl.learner.algorithms.bc import Imitation
 from flame_rl.learner.algorithms.pqn import PQN
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.off_policy.update import OffPolicy
+from flame_rl.learner.off_policy.update import OffPolicyAlgorithm
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
-from flame_rl.settings.algorithms import ALGORITHMS, Replay, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, ReplaySettings, settings_class
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -80,7 +80,7 @@ def test_actions_are_taken_or_refused_as_the_table_says(algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_learns_from_what_the_table_says(algorithm):
-    kinds = {"off-policy": OffPolicy, "demonstrations": Imitation}
+    kinds = {"off-policy": OffPolicyAlgorithm, "demonstrations": Imitation}
     kinds["on-policy"] = PQN if algorithm == "pqn" else OnPolicyAlgorithm
     kind = kinds[TABLE[algorithm][1]]
     (name, *_) = re.findall(r"`(\w+)`", TABLE[algorithm][0])
@@ -90,7 +90,7 @@ def test_it_learns_from_what_the_table_says(algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_takes_the_memory_that_the_table_says(algorithm):
     settings = settings_class(algorithm)
-    if not issubclass(settings, Replay):
+    if not issubclass(settings, ReplaySettings):
         demonstrated = TABLE[algorithm][1] == "demonstrations"
         assert TABLE[algorithm][2] == ("the demonstrations" if demonstrated else "one iteration")
         return

@@ -12,7 +12,7 @@ import pytest
 
 from flame_rl.commands.check import CheckFlags
 from flame_rl.commands.watch import WatchCommand
-from flame_rl.settings.algorithms import ALGORITHMS, Replay, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, ReplaySettings, settings_class
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import Execution, Output
 from flame_rl.settings.experiment import Experiment
@@ -194,7 +194,7 @@ def shortened(words: list[str]) -> list[str]:
         elif "--episodes-per-iter" not in words:
             more["--steps-per-iter"] = MOST["--steps-per-iter"]
         if name == "munchausen" or (
-            name in ALGORITHMS and issubclass(settings_class(name), Replay)
+            name in ALGORITHMS and issubclass(settings_class(name), ReplaySettings)
         ):
             more["--warm-up-steps"] = MOST["--warm-up-steps"]
     elif words[0] == "evaluate":

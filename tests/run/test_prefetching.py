@@ -13,8 +13,9 @@ from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.checkpoint import Checkpointer
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
-from flame_rl.run.iteration import EitherEvent, PrefetchingBackend, make_request
+from flame_rl.run.iteration import PrefetchingBackend, make_request
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.signals import EitherEvent
 from tests.learners import make_config
 
 ALGORITHMS = ["a2c", "ppo"]

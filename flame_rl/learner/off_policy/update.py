@@ -30,7 +30,7 @@ from flame_rl.wire.inputs import observation_inputs, step_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 
-class OffPolicy(Algorithm):
+class OffPolicyAlgorithm(Algorithm):
     """An algorithm that learns from replayed experience.
 
     Attributes:
@@ -46,7 +46,7 @@ class OffPolicy(Algorithm):
         make: Callable[[TrainConfig, EnvironmentSpec], GradientStep],
         demonstrations: Demonstrations | None = None,
     ) -> None:
-        """The algorithm that `make` makes with new networks; its settings are `Replay`. Raises
+        """The algorithm that `make` makes with new networks; it has `ReplaySettings`. Raises
         UsageError: it is not for these actions, not for networks with a memory, or not for
         demonstrations; hindsight is not for this environment; the replay memory does not fit into
         this machine's, or an episode up to its time limit does not fit into the replay memory."""
@@ -160,7 +160,7 @@ class OffPolicy(Algorithm):
             number -= count
 
 
-def gradient_steps_due(settings: algorithms.Replay, env_steps: int, taken: int) -> int:
+def gradient_steps_due(settings: algorithms.ReplaySettings, env_steps: int, taken: int) -> int:
     """How many gradient steps are due after `env_steps` env steps and `taken` gradient steps of the
     run: `updates_per_step` for each env step since the warm-up, whose last step has as many, but at
     least one.

@@ -38,7 +38,7 @@ from flame_rl.learner.training.slices import kept_threads, outputs, run_parallel
 from flame_rl.learner.training.trained import Adam, TrainedNetwork
 from flame_rl.modules.networks import SharedNetwork, ValueNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.settings.algorithms import SHARED_LOSSES, OnPolicy, loss_name
+from flame_rl.settings.algorithms import SHARED_LOSSES, OnPolicySettings, loss_name
 from flame_rl.system.machine import available_cores
 
 
@@ -111,7 +111,7 @@ class ActorCritic(PolicyTraining):
         value: TrainedNetwork | Computed,
         adam: Adam,
         statistics: Statistics,
-        settings: OnPolicy,
+        settings: OnPolicySettings,
     ) -> None:
         """`adam` optimises the policy's parameters."""
         super().__init__(policy, adam)
@@ -215,7 +215,7 @@ class OneNetwork(ActorCritic):
         policy: Computed,
         value: Computed,
         statistics: Statistics,
-        settings: OnPolicy,
+        settings: OnPolicySettings,
     ) -> None:
         """The outputs of `trained` are log-probabilities, entropies, values, and each auxiliary
         loss; `policy` and `value` are the same module, computed as one of both."""

@@ -18,7 +18,7 @@ from flame_rl.learner.rewards import import_function, raised_by
 from flame_rl.learner.training.autograd import torch_loss
 from flame_rl.learner.training.network import Loss, LossResult, Samples
 from flame_rl.modules.networks import SharedNetwork, inputs_of
-from flame_rl.settings.algorithms import OnPolicy, loss_name
+from flame_rl.settings.algorithms import OnPolicySettings, loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 
@@ -68,7 +68,7 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
     return (*outputs, *losses)
 
 
-def own_policy_loss(settings: OnPolicy) -> Loss | None:
+def own_policy_loss(settings: OnPolicySettings) -> Loss | None:
     """The loss of --policy-loss with the entropy bonus; None without the flag. Raises UsageError if
     it cannot be imported, in the loss as `loss_of_steps` does, and if it has no gradient."""
     if settings.policy_loss is None:
