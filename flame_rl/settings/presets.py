@@ -33,7 +33,8 @@ _WALKING |= {"learning_rate": 5e-4, "value_learning_rate": 5e-4}
 PRESETS: dict[str, dict[str, Preset]] = {
     "reinforce": {
         # CartPole is small: larger steps are safe. With a larger max_kl some seeds fall from 500.
-        "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.02},
+        "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.02}
+        | {"value_weight": 5.0},
         # Learns as much as with five value epochs, in half of the seconds of an update.
         "HalfCheetah-v5": {"value_epochs": 1},
         "Ant-v5": _SMALL_ACTIONS | {"value_epochs": 1},  # its returns are soon predicted
@@ -41,9 +42,9 @@ PRESETS: dict[str, dict[str, Preset]] = {
     "a2c": {
         "": _SHORT_ITERATIONS,
         "CartPole-v1": _SIXTY_THOUSAND
-        | {"learning_rate": 2e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02}
-        # With --shared-torso, 18 of 20 seeds ended above 475; with 32 minibatches, 7 of 10.
-        | {"minibatches": 64},
+        | {"learning_rate": 1e-3, "value_learning_rate": 3e-3, "gae_lambda": 0.98, "max_kl": 0.02}
+        # With --shared-torso all of seeds 30 to 41 ended above 475; with a rate of 2e-3, 11 of 12.
+        | {"minibatches": 64, "value_weight": 5.0},
         # With less noise many runs slide on the robot's back.
         "HalfCheetah-v5": _MILLION | {"gamma": 0.97, "initial_log_std": 0.0},
         "Hopper-v5": _MILLION,
