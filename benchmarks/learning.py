@@ -280,7 +280,10 @@ def markdown(rows: list[Row], folder: Path) -> str:
         "`uv run main.py` with the column `command` of [results.csv](results.csv) repeats a run on "
         "a processor of the same kind; another one rounds differently. Commit, processor and "
         "versions stand beside it; where they were not recorded, a run is of an earlier version, "
-        "whose iterations had other sizes." + " LunarLander needs `--group box2d`." * replay,
+        "whose iterations had other sizes. A picture shows only those algorithms whose runs of "
+        "this table were at hand when it was drawn."
+        + " LunarLander needs `--group box2d`."
+        * replay,
     ]
     return "\n".join([*lines, ""])
 
