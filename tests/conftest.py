@@ -18,13 +18,11 @@ from tests.flame_fixtures import (
     HURRIED,
     MY_ENV,
     MY_WRAPPERS,
-    PACE_ENV,
-    ROOT,
     SECRET,
     Flame,
     real_cluster,
 )
-from tests.helpers import run_here, run_ok
+from tests.helpers import ROOT, copied_package, finished_run, run_here
 from tests.memory_flame import MemoryFlame
 
 # Whether data come quickly says how busy the machine is.
@@ -57,14 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The user's folder: the program, an environment of their own, and what must not travel."""
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("main.py", "model.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
+    folder = copied_package(tmp_path_factory.mktemp("project"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "hurried.py").write_text(HURRIED)
     (folder / "my_env.py").write_text(MY_ENV)
-    (folder / "pace_env.py").write_text(PACE_ENV)
     (folder / "my_wrappers.py").write_text(MY_WRAPPERS)
     # Its ids are others than those of tests.goals, which this process may have, too.
     goals = (ROOT / "tests" / "goals.py").read_text().replace("-v0", "-v1")
@@ -90,9 +84,7 @@ def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def memory(no_torch: Path) -> Iterator[Flame]:
     with MemoryFlame(EXECUTORS, worker_path=[no_torch]) as memory:
-        flame = Flame(memory.environment, memory)
-        flame.before = flame.contents()
-        yield flame
+        yield Flame(memory.environment, memory)
 
 
 @pytest.fixture(
@@ -105,9 +97,7 @@ def flame(
         yield memory
         return
     with real_cluster(tmp_path_factory.mktemp("cluster")) as environment:
-        flame = Flame(environment)
-        flame.before = flame.contents()
-        yield flame
+        yield Flame(environment)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +116,7 @@ def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             ):
                 done = run_here(*words, cwd=folder, environment={"STEP_SECONDS": "0"})
             # Other tests have modules of these names.
-            for name in ("my_env", "my_wrappers", "pace_env", "goals"):
+            for name in ("my_env", "my_wrappers", "goals"):
                 sys.modules.pop(name, None)
             assert done.returncode == 0, done.stderr
             runs[flags] = (folder / "run" / "metrics.csv").read_bytes()
@@ -140,6 +130,4 @@ def whole(tmp_path_factory) -> Path:
     """The folder of the run `tests.runs.WHOLE`, which nothing interrupts."""
     from tests.runs import WHOLE
 
-    folder = tmp_path_factory.mktemp("whole")
-    run_ok(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *WHOLE, "--workers", "0")

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import struct
@@ -14,6 +15,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.simulators.repeatable import SEED
 
@@ -59,13 +61,6 @@ class ActionReward(Base):
         return float(action == 1)
 
 
-class ArrayReward(ActionReward):
-    """The same in an array of one number."""
-
-    def reward(self, action) -> np.ndarray:
-        return np.array([super().reward(action)])
-
-
 class ObservationAction(Base):
     """The action that names the sign of the observation pays."""
 
@@ -94,11 +89,10 @@ class LargeObservationAction(ObservationAction):
         return float((self.observation[0] > 500) == (action == 1))
 
 
-class ObservationReward(Base):
+class ObservationReward(ObservationAction):
     """One step; the reward is twice the observation, whatever the action."""
 
-    def first_observation(self):
-        return np.where(self.np_random.random(1) < 0.5, -1.0, 1.0).astype(np.float32)
+    horizon = 1
 
     def reward(self, action) -> float:
         return 2.0 * float(self.observation[0])
@@ -132,25 +126,22 @@ class DelayedReward(Base):
 
 
 class Target(Base):
-    """A continuous action close to 0.2 pays; bounds of 1."""
+    """A continuous action close to the best one, 0.2, pays; bounds of 1."""
 
     action_space = spaces.Box(-1, 1, (1,), np.float32)
     horizon = 3
+    best = 0.2
 
     def reward(self, action) -> float:
         assert self.action_space.contains(action), "an action outside the bounds"
-        return -float((action[0] - 0.2) ** 2)
+        return -float((action[0] - self.best) ** 2)
 
 
-class FarTarget(Base):
-    """A continuous action close to 6 pays; bounds of 5 and 10."""
+class FarTarget(Target):
+    """The best one is 6; bounds of 5 and 10."""
 
     action_space = spaces.Box(5, 10, (1,), np.float64)
-    horizon = 3
-
-    def reward(self, action) -> float:
-        assert self.action_space.contains(action), "an action outside the bounds"
-        return -float((action[0] - 6) ** 2)
+    best = 6
 
 
 class Recall(Base):
@@ -262,6 +253,12 @@ class Endless(Base):
     horizon = 1 << 60
 
 
+class Ten(Base):
+    """Ends by itself, and has no time limit."""
+
+    horizon = 10
+
+
 class Drifting(Base):
     """A place drifts by chance and by the actions, and the distance from 0 costs; an episode ends
     by chance, after 40 steps on average."""
@@ -364,6 +361,15 @@ class WithoutSeed(Base):
         return super().reset()
 
 
+def first_time(marker: str) -> bool:
+    """Whether no process has been here before, which a file remembers; without one, always."""
+    if marker and Path(marker).exists():
+        return False
+    if marker:
+        Path(marker).touch()
+    return True
+
+
 def happen(kind: str) -> None:
     """What an environment may do to its process."""
     match kind:
@@ -375,6 +381,8 @@ def happen(kind: str) -> None:
             ctypes.PyDLL(None).sleep(3600)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGUSR1" | "SIGUSR2":
+            signal.raise_signal(signal.Signals[kind])
         case "exit":
             sys.exit(3)
         case "interrupt":
@@ -389,7 +397,6 @@ class Misbehaving(Base):
     """Does what the `fault` says, at step 2."""
 
     horizon = 5
-    fault = ""
 
     def __init__(self, fault: str = "", marker: str = "") -> None:
         self.fault = fault
@@ -397,10 +404,8 @@ class Misbehaving(Base):
 
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
-        if self.t != 3 or (self.marker and Path(self.marker).exists()):
+        if self.t != 3 or not first_time(self.marker):
             return observation, reward, terminated, truncated, info
-        if self.marker:
-            Path(self.marker).touch()
         match self.fault:
             case "nan-observation":
                 observation = observation * np.nan
@@ -589,8 +594,6 @@ class HiddenReward(Base):
 class Broken(Structured):
     """What it observes at step 2 is wrong in one place."""
 
-    fault = ""
-
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
 
@@ -662,23 +665,6 @@ class OfGym:
     """Of no class of Gymnasium's."""
 
 
-def only_one() -> Base:
-    """The same object at every call."""
-    return _ONLY
-
-
-class Outside(Base):
-    """A Discrete of which -1 is observed."""
-
-    observation_space = spaces.Discrete(3)
-
-    def first_observation(self):
-        return 0
-
-    def next_observation(self):
-        return -1
-
-
 class DiscreteObservation(Base):
     """A number from 0 to 2 is observed; the actions are called 5 and 6."""
 
@@ -725,10 +711,7 @@ class Poisoned(ObservationAction):
         time.sleep(self.sleep)
         if self.poisoned and self.t == 2:
             self.poisoned = False
-            marker = os.environ.get("FAULT_MARKER", "")
-            if not marker or not Path(marker).exists():
-                if marker:
-                    Path(marker).touch()
+            if first_time(os.environ.get("FAULT_MARKER", "")):
                 kind = os.environ.get("FAULT_KIND", "")
                 self.enormous = kind == "enormous"
                 happen(kind)
@@ -763,11 +746,8 @@ class Server(Poisoned):
         self.log("closed")
         if self.port:
             Path(self.port).unlink()
-        match os.environ.get("SERVER_CLOSE", ""):
-            case "hang":
-                time.sleep(3600)
-            case "raise":
-                raise RuntimeError("no such window")
+        if os.environ.get("SERVER_CLOSE") == "raise":
+            raise RuntimeError("no such window")
 
     def log(self, event: str) -> None:
         with Path(os.environ.get("SERVER_LOG", os.devnull)).open("a") as file:
@@ -789,7 +769,7 @@ class Leaking(ObservationAction):
 _LEAK: list[bytes] = []
 
 
-class Family(ObservationAction):
+class Family(Slow):
     """A simulator that is a process of its own, as game engines are."""
 
     def reset(self, *, seed=None, options=None):
@@ -805,22 +785,8 @@ class NeverMade(Base):
     """Takes for ever to be made, and makes the file FAULT_MARKER when that begins."""
 
     def __init__(self) -> None:
-        if marker := os.environ.get("FAULT_MARKER"):
-            Path(marker).touch()
+        first_time(os.environ.get("FAULT_MARKER", ""))
         time.sleep(3600)
-
-
-class Parent(Base):
-    """Starts a process of its own."""
-
-    horizon = 1 << 60
-
-    def __init__(self) -> None:
-        subprocess.Popen(["sleep", "321"])
-
-    def reward(self, action) -> float:
-        time.sleep(0.01)
-        return 1.0
 
 
 class Forking(Base):
@@ -837,6 +803,47 @@ class Forking(Base):
             Path(os.environ["FORKED"]).write_text(str(pid))
             os.kill(os.getpid(), signal.SIGKILL)
         return 1.0
+
+
+class OfForks(Base):
+    """Each step is taken beside a fork, which raises an exception."""
+
+    def step(self, action):
+        if (child := os.fork()) == 0:
+            raise ValueError("in the fork")
+        os.waitpid(child, 0)
+        return super().step(action)
+
+
+class Shouting(Base):
+    """Raises an exception of the `text` because of another one."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+
+    def step(self, action):
+        try:
+            raise ValueError(self.text)
+        except ValueError as error:
+            raise RuntimeError(self.text) from error
+
+
+class Sampled(Base):
+    """Observes what its space samples, of any kind, which says nothing."""
+
+    horizon = 4
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return super().reset(seed=seed)
+
+    def first_observation(self):
+        return self.observation_space.sample()
+
+    next_observation = first_observation
 
 
 class Parts(Base):
@@ -884,9 +891,6 @@ class TwoRewards(Base):
         return (*super().step(action)[:-1], info)
 
 
-_ONLY = Base()
-
-
 class AlteredParts(Parts):
     """The `info` of its second step is another one."""
 
@@ -924,7 +928,10 @@ _VARIANTS = {
     # Ends by itself, after more steps than the default limit.
     (Base, "horizon"): {"Long": 1200},
     (Base, "reward"): {"ConstantReward": lambda env, action: 3.0},
+    (ActionReward, "reward"): {"ArrayReward": lambda env, action: np.array([float(action == 1)])},
     (Base, "next_observation"): {"Ragged": lambda env: [1, [2, 3]]},
+    # A Discrete of which -1 is observed.
+    (DiscreteObservation, "next_observation"): {"Outside": lambda env: -1},
     # The right number of numbers in the wrong shape.
     (Picture, "next_observation"): {"WrongPicture": lambda env: np.arange(6.0).reshape(3, 2)},
     (Base, "step"): {
@@ -944,22 +951,29 @@ _VARIANTS = {
 
 
 def _register() -> None:
-    gymnasium.register("OnlyOne-v0", entry_point=only_one)
+    # The same object at every call.
+    gymnasium.register("OnlyOne-v0", entry_point=functools.cache(Base))
     gymnasium.register("WithoutSpaces-v0", entry_point=WithoutSpaces)
     gymnasium.register("OfGym-v0", entry_point=OfGym)
     pole = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
     gymnasium.register("ShortPole-v0", entry_point=pole, max_episode_steps=3)
+    gymnasium.register("LimitedTen-v0", entry_point=Ten, max_episode_steps=20)
+    gymnasium.register("CutTen-v0", entry_point=lambda: TimeLimit(Ten(), 5))
     for (base, attribute), values in _VARIANTS.items():
         for name, value in values.items():
             globals()[name] = type(name, (base,), {attribute: value, "__module__": __name__})
     own = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Base)]
-    for cls in {*own} - {Misbehaving, Broken, AlteredParts}:
+    for cls in {*own} - {Misbehaving, Broken, AlteredParts, Shouting, Sampled}:
         limit = {Endless: 7, SlowlyDrawn: 8, Following: 20_000}.get(cls)
         gymnasium.register(f"{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)
     parts = "missing below above float list short nan shape bits mode text"
     for fault in parts.split():
         name = f"{fault.title()}Broken-v0"
         gymnasium.register(name, entry_point=Broken, kwargs={"fault": fault})
+    escapes = "\x1b[31m\x1b]0;title\x07"
+    texts = {"Lengthy": "x" * 400_000, "Lines": "x\n" * 400_000, "Escapes": escapes}
+    for name, text in texts.items():
+        gymnasium.register(f"{name}Shouting-v0", entry_point=Shouting, kwargs={"text": text})
     faults = "raise nan-observation nan-reward infinity shape text hang exit kill segfault"
     # With a marker file in the environment, the fault happens only once.
     marker = os.environ.get("FAULT_MARKER", "")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Self
 from urllib.parse import urlparse
 
 import grpc
@@ -22,12 +23,11 @@ from flamepy.proto import frontend_pb2 as requests
 from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
 from tests.forks import Forked
-from tests.helpers import table
+from tests.helpers import PIPES, ROOT, table
 from tests.memory_flame import MemoryFlame, free_ports
+from tests.runs import processes_with, wait_until
 from tests.runs import rows as rows_of
-from tests.runs import wait_until
 
-ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = 2
 # What travels of this package: three folders, of which nothing but the code, and what makes it one.
 CORE = {
@@ -51,9 +51,11 @@ def halved(env):
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
 """
 
-# A user's own environments, of which one takes 40 s for an episode.
+# A user's own environments, whose steps may take time, which changes no result; without it, a
+# reference is quick.
 MY_ENV = """
-import time
+import os
+import select
 import gymnasium
 import numpy as np
 
@@ -61,20 +63,22 @@ class Mine(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, seconds=0, length=20):
-        self.seconds, self.length = seconds, length
+    def __init__(self, seconds=0.0, length=20):
+        self.seconds, self.length = float(os.environ.get("STEP_SECONDS", seconds)), length
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.normal(size=3).astype(np.float32), {}
+        self.left = self.length
+        self.observation = self.np_random.normal(size=3).astype(np.float32)
+        return self.observation, {}
 
     def step(self, action):
-        self.steps += 1
-        observation = self.np_random.normal(size=3).astype(np.float32)
-        time.sleep(self.seconds)
-        ended = self.steps == self.length
-        return observation, float(action == (observation[0] > 0)), ended, False, {}
+        # time.sleep fails now and then where libfaketime makes the clock wrong.
+        select.select((), (), (), self.seconds)
+        reward = float(action == (self.observation[0] > 0))
+        self.observation = self.np_random.normal(size=3).astype(np.float32)
+        self.left -= 1
+        return self.observation, reward, self.left == 0, False, {}
 
 class Eye(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
@@ -95,41 +99,8 @@ class Eye(gymnasium.Env):
         return self.np_random.integers(100, size=(12, 12, 3), dtype=np.uint8) + 100 * self.bright
 
 gymnasium.register("Eye-v0", Eye)
-gymnasium.register("Mine-v0", Mine)
-gymnasium.register("Slow-v0", Mine, kwargs={"seconds": 0.01, "length": 4000})
-"""
-
-
-# Steps that take time, which changes no result; without it, a reference is quick.
-PACE_ENV = """
-import os
-import select
-import gymnasium
-import numpy as np
-
-class Pace(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, seconds):
-        self.seconds = float(os.environ.get("STEP_SECONDS", seconds))
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = 20
-        self.observation = self.np_random.normal(size=3).astype(np.float32)
-        return self.observation, {}
-
-    def step(self, action):
-        # time.sleep fails now and then where libfaketime makes the clock wrong.
-        select.select((), (), (), self.seconds)
-        reward = float(action == (self.observation[0] > 0))
-        self.observation = self.np_random.normal(size=3).astype(np.float32)
-        self.left -= 1
-        return self.observation, reward, self.left == 0, False, {}
-
-for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
-    gymnasium.register(name + "-v0", Pace, kwargs={"seconds": seconds})
+for name, seconds in (("Mine", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
+    gymnasium.register(name + "-v0", Mine, kwargs={"seconds": seconds})
 """
 
 # main.py, with a cluster that is asked more often and missed sooner.
@@ -172,11 +143,14 @@ class Flame:
     environment: dict[str, str]
     memory: MemoryFlame | None = None
     real: RealFlame | None = None
-    before: set[str] = field(default_factory=set)
+    before: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = self.contents()
 
     def contents(self) -> set[str]:
         """All applications, sessions and objects, and of the in-memory one all processes."""
-        with self.frontend() as frontend:
+        with frontend_of(self.environment) as frontend:
             applications = frontend.ListApplication(requests.ListApplicationRequest()).applications
             sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
         cache = urlparse(self.environment["FLAME_CACHE_ENDPOINT"])
@@ -202,7 +176,7 @@ class Flame:
 
     def sessions(self) -> dict[str, int]:
         """The tasks that run or wait, by session."""
-        with self.frontend() as frontend:
+        with frontend_of(self.environment) as frontend:
             sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
         return {s.metadata.id: s.status.running + s.status.pending for s in sessions}
 
@@ -235,12 +209,13 @@ class Flame:
         """Start it again where it was."""
         (self.memory or self.real).start(server)
 
-    @contextlib.contextmanager
-    def frontend(self) -> Iterator[FrontendStub]:
-        """Flame's own interface."""
-        endpoint = urlparse(self.environment["FLAME_ENDPOINT"])
-        with grpc.insecure_channel(f"{endpoint.hostname}:{endpoint.port}") as channel:
-            yield FrontendStub(channel)
+
+@contextlib.contextmanager
+def frontend_of(environment: dict[str, str]) -> Iterator[FrontendStub]:
+    """Flame's own interface."""
+    endpoint = urlparse(environment["FLAME_ENDPOINT"])
+    with grpc.insecure_channel(f"{endpoint.hostname}:{endpoint.port}") as channel:
+        yield FrontendStub(channel)
 
 
 @dataclass
@@ -272,8 +247,7 @@ def start(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLAME_")}
     output = () if "--resume" in flags else ("--output", str(folder / "run"))
     env = inherited | environment | {"HOME": str(folder)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return Forked(project / script, (*flags, *output), folder, env, **pipes)
+    return Forked(project / script, (*flags, *output), folder, env, **PIPES)
 
 
 def finish(process: Forked, folder: Path, seconds: float = 1200) -> Finished:
@@ -291,16 +265,6 @@ def run(project: Path, folder: Path, environment: dict[str, str], *flags: str) -
 def rows(folder: Path) -> int:
     """The number of iterations that the run in `folder` has reported."""
     return max(0, rows_of(folder / "run") - 1)
-
-
-def processes_with(value: str) -> list[psutil.Process]:
-    """The processes that have this value in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if value in process.environ().values():
-                found.append(process)
-    return found
 
 
 def runs(process: psutil.Process, module: str) -> bool:
@@ -326,24 +290,21 @@ def real_cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield flame.environment
 
 
-def flame_home() -> Path | None:
-    """Where Flame is installed."""
-    home = os.environ.get("FLAME_HOME")
-    found = shutil.which("flame-session-manager", path=home and str(Path(home, "bin")))
-    return Path(found).resolve().parent.parent if found else None
-
-
 class RealFlame:
     """Flame's three servers on free ports, for the length of a `with` block, with all that they
     write in `folder`. Skips the test where Flame is not installed."""
 
+    servers: ClassVar = ("object-cache", "session-manager", "executor-manager")
+
     def __init__(self, folder: Path, executors: int = EXECUTORS) -> None:
-        home = flame_home()
-        if home is None:
+        named = os.environ.get("FLAME_HOME")
+        found = shutil.which("flame-session-manager", path=named and str(Path(named, "bin")))
+        if found is None:
             pytest.skip(
                 "no Flame cluster: set FLAME_ENDPOINT, write ~/.flame/flame.yaml, or have Flame's "
                 "binaries in $FLAME_HOME/bin or PATH"
             )
+        home = Path(found).resolve().parent.parent
         self._home, self._folder = home, folder
         self._address = "127.0.0.1"
         own_home = folder / "home"
@@ -375,9 +336,9 @@ class RealFlame:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ending = contextlib.ExitStack()
 
-    def __enter__(self) -> RealFlame:
+    def __enter__(self) -> Self:
         self._ending.callback(shutil.rmtree, self._sockets)
-        for name in ("object-cache", "session-manager", "executor-manager"):
+        for name in self.servers:
             self._ending.callback(self.stop, name)
             self.start(name)
         return self

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from flamepy.proto import frontend_pb2 as requests
 from flamepy.proto import types_pb2 as pb
-from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
-from tests.flame_fixtures import Flame, RealFlame
+from tests.flame_fixtures import RealFlame, frontend_of
 
 IMAGE = "flame-rl-empty-node"
 # A node sees these of this machine; what it writes goes to folders of its own.
@@ -64,6 +63,8 @@ class FlameNodes(RealFlame):
     Skips the test where Flame or docker is missing.
     """
 
+    servers = ("object-cache", "session-manager")
+
     def __init__(self, folder: Path, cache_clock: str = "") -> None:
         super().__init__(folder, executors=64)
         if cache_clock:
@@ -90,18 +91,9 @@ class FlameNodes(RealFlame):
             name: value.replace("127.0.0.1", gateway) for name, value in self.environment.items()
         }
 
-    def __enter__(self) -> FlameNodes:
-        self._ending.callback(shutil.rmtree, self._sockets)
-        for name in ("object-cache", "session-manager"):
-            self._ending.callback(self.stop, name)
-            self.start(name)
-        return self
-
-    def start_node(
-        self, name: str, cores: float = 2, broken: bool = False, clock: str = ""
-    ) -> None:
-        """Start an executor manager under this host name; `broken`: it cannot install packages;
-        `clock`: how wrong its clock is, as libfaketime takes it."""
+    def start_node(self, name: str, broken: bool = False, clock: str = "") -> None:
+        """Start an executor manager of two cores under this host name; `broken`: it cannot install
+        packages; `clock`: how wrong its clock is, as libfaketime takes it."""
         home = self._folder / "nodes" / name
         if not home.exists():
             (home / "data").mkdir(parents=True)
@@ -129,7 +121,7 @@ class FlameNodes(RealFlame):
             variables |= wrong_clock(clock)
         docker(
             *("run", "-d", "--name", f"{self._network}-{name}", "--hostname", name),
-            *("--network", self._network, "--cpus", str(cores), "--tmpfs", "/tmp:exec"),
+            *("--network", self._network, "--cpus", "2", "--tmpfs", "/tmp:exec"),
             *mounts,
             *(word for each in variables.items() for word in ("-e", "{}={}".format(*each))),
             *("-w", str(home), IMAGE, f"{self._home}/bin/flame-executor-manager"),
@@ -144,15 +136,12 @@ class FlameNodes(RealFlame):
 
     def nodes(self) -> dict[str, str]:
         """The state of each, as the session manager names it."""
-        with self._frontend() as frontend:
+        with frontend_of(self.environment) as frontend:
             nodes = frontend.ListNodes(requests.ListNodesRequest()).nodes
         return {node.metadata.name: pb.NodeState.Name(node.status.state) for node in nodes}
 
     def bound(self) -> list[str]:
         """The nodes of the executors that are bound to a session."""
-        with self._frontend() as frontend:
+        with frontend_of(self.environment) as frontend:
             executors = frontend.ListExecutor(requests.ListExecutorRequest()).executors
         return [e.spec.node for e in executors if e.status.state == pb.ExecutorBound]
-
-    def _frontend(self) -> contextlib.AbstractContextManager[FrontendStub]:
-        return Flame(self.environment).frontend()

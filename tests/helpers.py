@@ -8,6 +8,7 @@ import io
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,9 +67,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
-def environment_id(name: str) -> str:
+def environment_id(name: str, module: str = "environments") -> str:
     """The id of one of the test environments."""
-    return f"tests.environments:{name}-v0"
+    return f"tests.{module}:{name}-v0"
 
 
 def spec_of(
@@ -83,11 +84,8 @@ def spec_of(
 
 
 def described(env_id: str, max_episode_steps: int | None = None) -> EnvironmentSpec:
-    simulator = plain(env_id, max_episode_steps)
-    try:
+    with contextlib.closing(plain(env_id, max_episode_steps)) as simulator:
         return describe_environment(Environment(env_id, max_episode_steps), simulator.first)
-    finally:
-        simulator.close()
 
 
 def plain(env_id: str, max_episode_steps: int | None = None) -> PlainSimulator:
@@ -126,10 +124,10 @@ def random_snapshot(
     return PolicySnapshot(version, tuple(layers[:-1]), head)
 
 
-def head_of(kind: str, actions: int, seed: int = 0) -> tuple[Layer, int]:
+def head_of(kind: str, actions: int) -> tuple[Layer, int]:
     """A head of any kind for so many choices, or numbers of an action, and the width of the
     network's output that it takes."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     epsilon, repeat = np.array([0.3], np.float32), np.array([0.6], np.float32)
     std = rng.uniform(0.1, 1, actions).astype(np.float32)
     arrays, width = {
@@ -200,11 +198,8 @@ def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
     """Episodes, or a failure, of plain environments; by a random policy where none is given."""
     limit = options.get("max_episode_steps")
     snapshot = snapshot or snapshot_for(described(env_id, limit))
-    simulator = plain(env_id, limit)
-    try:
+    with contextlib.closing(plain(env_id, limit)) as simulator:
         return collect_episodes(snapshot, request_for(env_id, indices, **options), simulator)
-    finally:
-        simulator.close()
 
 
 def episode_of(
@@ -269,14 +264,14 @@ def start_main(
 
 
 def run_main(
-    *arguments: str, cwd: Path, timeout: float = 1200, environment: dict[str, str] | None = None
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`start_main`, and wait for its end."""
-    return _ended(start_main(*arguments, cwd=cwd, environment=environment, **PIPES), timeout)
+    return _ended(start_main(*arguments, cwd=cwd, environment=environment, **PIPES))
 
 
-def _ended(process, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
-    output, errors = process.communicate(timeout=timeout)
+def _ended(process) -> subprocess.CompletedProcess[str]:
+    output, errors = process.communicate(timeout=1200)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -295,6 +290,14 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a fork, as if Python had been started with it in that folder."""
     return _ended(Forked(script, words, cwd, clean_environment(cwd) | (environment or {}), **PIPES))
+
+
+def run_anew(
+    *words: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Python with these words, started anew."""
+    env = clean_environment(cwd) | (environment or {})
+    return subprocess.run([sys.executable, *words], cwd=cwd, env=env, text=True, **PIPES)
 
 
 def shown_on_a_terminal(script: Path, *words: str, columns: int) -> str:
@@ -338,6 +341,29 @@ def run_ok(
     done = run_here(*arguments, cwd=cwd, environment=environment)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def refusal(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> str:
+    """What is said of a command that must be refused, in words and not with a traceback."""
+    done = run_here(*arguments, cwd=cwd, environment=environment)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done
+    return done.stderr
+
+
+def finished_run(tmp_path_factory, *arguments: str) -> Path:
+    """The folder of a run, which is called `run`, alone in a new one."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_ok(*arguments, "--output", "run", cwd=folder)
+    return folder / "run"
+
+
+def copied_package(folder: Path) -> Path:
+    """The folder, with what people have of the package in theirs."""
+    for name in ("main.py", "model.py"):
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
+    return folder
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torch import nn
 
@@ -78,6 +79,15 @@ def learner_of(continuous: bool, **options) -> Learner:
         "value_learning_rate": 1e-3,
     }
     return make_learner(spec_of(3, 2, continuous), **(plain | options))
+
+
+def shaken(network: nn.Module, size: float = 0.3) -> nn.Module:
+    """The network, away from its first weights, of which some are small."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += size * torch.randn(parameter.shape)
+    return network
 
 
 def compiled_and_by_autograd(

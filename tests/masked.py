@@ -4,14 +4,12 @@ Where MASKED_DIES names a file that does not exist, one process dies in an episo
 """
 
 import os
-import signal
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tests.environments import CHECKED
+from tests.environments import CHECKED, first_time, happen
 
 STEPS = 6
 
@@ -36,9 +34,8 @@ class Masked(gymnasium.Env):
         for choice, allowed in zip(chosen, self.allowed, strict=True):
             if not allowed[choice]:
                 raise ValueError(f"action {chosen} is forbidden")
-        if self.dies and self.t == 3 and not Path(self.dies).exists():
-            Path(self.dies).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.dies and self.t == 3 and first_time(self.dies):
+            happen("kill")
         best = [np.flatnonzero(allowed)[-1] for allowed in self.allowed]
         reward = float(np.mean([a == b for a, b in zip(chosen, best, strict=True)]))
         self.t += 1

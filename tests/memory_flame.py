@@ -76,7 +76,8 @@ class ObjectCache(flight.FlightServerBase):
         self.objects: dict[str, bytes] = {}
         # Which of those are Arrow tables, as a stream of Arrow's.
         self._tables: set[str] = set()
-        # Of every package ever uploaded, what its files hold by their names; b"" for a folder.
+        # Of every package ever uploaded, even if it is deleted since, what its files hold by their
+        # names; b"" for a folder.
         self.packages: dict[str, dict[str, bytes]] = {}
         self._versions: dict[str, int] = {}
         if before is not None:
@@ -205,6 +206,12 @@ class Node:
     def ready(self) -> bool:
         return self.state == pb.NodeState.Ready
 
+    def view(self, name: str) -> pb.Node:
+        room = pb.ResourceRequirement(cpu=self.cores, memory=self.cores << 31)
+        status = pb.NodeStatus(state=self.state, capacity=room, allocatable=room)
+        metadata = pb.Metadata(id=name, name=name)
+        return pb.Node(metadata=metadata, spec=pb.NodeSpec(hostname=name), status=status)
+
 
 class SessionManager(frontend_pb2_grpc.FrontendServicer):
     """Flame's session manager with the answers of its file-system storage.
@@ -220,6 +227,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         self.executors: list[Executor] = []
         # The ports on which clients have asked which executors there are.
         self.asked_from: set[str] = set()
+        # How many tasks ended, by state.
         self.finished: Counter[str] = Counter()
         self.stopping = False
         self.nodes = {name: Node(cores) for name, cores in nodes.items()}
@@ -267,14 +275,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
 
     def ListNodes(self, request, context) -> pb.NodeList:
         with self.changed:
-            return pb.NodeList(nodes=[self._view(*item) for item in self.nodes.items()])
-
-    @staticmethod
-    def _view(name: str, node: Node) -> pb.Node:
-        room = pb.ResourceRequirement(cpu=node.cores, memory=node.cores << 31)
-        status = pb.NodeStatus(state=node.state, capacity=room, allocatable=room)
-        metadata = pb.Metadata(id=name, name=name)
-        return pb.Node(metadata=metadata, spec=pb.NodeSpec(hostname=name), status=status)
+            return pb.NodeList(nodes=[node.view(name) for name, node in self.nodes.items()])
 
     def ListExecutor(self, request, context) -> pb.ExecutorList:
         with self.changed:
@@ -682,10 +683,10 @@ class MemoryFlame:
         self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self._server.start()
 
-    def add_node(self, name: str, cores: int, broken: bool = False) -> None:
+    def add_node(self, name: str, cores: int) -> None:
         """A node joins, or comes back under its name."""
         with self.manager.changed:
-            self.manager.nodes[name] = Node(cores, broken)
+            self.manager.nodes[name] = Node(cores)
             for executor in [e for e in self.manager.executors if e.void and e.node == name]:
                 self.manager.executors.remove(executor)
             self._schedule()
@@ -738,13 +739,8 @@ class MemoryFlame:
             self._schedule()
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every process and thread and remove every file. May be called twice."""
+        """End every process and thread and remove every file."""
         with self.manager.changed:
-            if self.manager.stopping:
-                return
             self.manager.stopping = True
             self.manager.changed.notify_all()
             executors = list(self.manager.executors)
@@ -777,16 +773,6 @@ class MemoryFlame:
     @property
     def objects(self) -> dict[str, bytes]:
         return {name: data for cache in self.caches for name, data in cache.objects.items()}
-
-    @property
-    def finished_tasks(self) -> Counter[str]:
-        """How many tasks ended, by state, since the start."""
-        with self.manager.changed:
-            return Counter(self.manager.finished)
-
-    def uploaded_package(self) -> dict[str, bytes]:
-        """What the last uploaded package holds, even if it is deleted since."""
-        return list(self.cache.packages.values())[-1]
 
     def worker_pids(self) -> list[int]:
         """The workers that run now."""

@@ -9,6 +9,7 @@ import psutil
 import safetensors.numpy
 
 from flame_rl.learner.state import arrays_digest
+from flame_rl.settings.config import TrainConfig
 from tests.helpers import environment_id
 
 ITERATIONS = 24
@@ -64,21 +65,22 @@ def flags_of(options: dict[str, object]) -> list[str]:
     return flags
 
 
+def processes_with(value: str) -> list[psutil.Process]:
+    """The processes that run with this value in their environment; a zombie has none."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if value in process.environ().values():
+                found.append(process)
+    return found
+
+
 def survivors(tag: str, seconds: float = 50.0) -> list[psutil.Process]:
     """The processes started with FAULT_TAG=tag that still run after some seconds at most."""
     limit = time.monotonic() + seconds
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get("FAULT_TAG") == tag
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        if not found or time.monotonic() > limit:
-            return found
+    while (found := processes_with(tag)) and time.monotonic() < limit:
         time.sleep(0.1)
+    return found
 
 
 def saved_weights(run: Path) -> dict[str, np.ndarray]:
@@ -103,6 +105,33 @@ def wait_until(condition, seconds: float = 600.0, process=None) -> None:
         assert time.monotonic() < limit, "it did not happen in time"
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.02)
+
+
+def write_run(
+    folder: Path,
+    config: TrainConfig,
+    rewards,
+    steps: float = 100,
+    seconds: float = 2.0,
+    evaluations=(),
+) -> Path:
+    """The folder with the files that tables and curves of runs are made of: rows of so many steps,
+    and of so many seconds without those of evaluating; `evaluations` are pairs of an iteration and
+    a mean return."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.to_json())
+    tables = {
+        "metrics": ["iteration,env_steps,reward_mean,weights_digest"],
+        "timing": ["iteration,collecting_seconds,updating_seconds,evaluating_seconds"],
+        "evaluations": ["iteration,reward_mean", *(f"{i},{mean}" for i, mean in evaluations)],
+    }
+    for i, reward in enumerate(rewards):
+        tables["metrics"].append(f"{i},{(i + 1) * steps},{reward},abc")
+        tables["timing"].append(f"{i},{0.75 * seconds},{0.25 * seconds},0.25")
+    for name, lines in tables.items():
+        if name != "evaluations" or evaluations:
+            (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 def rows(run: Path) -> int:

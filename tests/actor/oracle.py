@@ -34,7 +34,7 @@ def plainly(env, snapshot, request, index: int):
     policy, agents = ActingPolicy(snapshot), env.possible_agents
     key = request.run_seed, request.iteration, index
     generators = {name: noise_generator(*key, agent=i) for i, name in enumerate(agents)}
-    before = dict.fromkeys(agents)
+    before, states = dict.fromkeys(agents), {name: policy.states(8) for name in agents}
 
     def row_of(agent, observation):
         flat = spaces.flatten(env.observation_space(agent), observation)
@@ -47,7 +47,7 @@ def plainly(env, snapshot, request, index: int):
         noise = np.zeros((8, policy.head.noise_width))
         (before[agent],) = policy.draw_noise(generators[agent], 1, before[agent])
         rows[0], noise[0] = observation, before[agent]
-        return policy.act(rows, noise)[0]
+        return policy.act(rows, noise, states[agent])[0]
 
     def taken(space, action):
         if isinstance(space, spaces.Box):

@@ -248,17 +248,14 @@ def test_an_environment_of_another_api_is_told_so(monkeypatch, kind, words):
     ],
 )
 def test_names_that_lead_nowhere(monkeypatch, env_id, words):
-    for name, content in (("empty", {}), ("single", {"env": _single})):
+    single = {"env": lambda: gymnasium.make("CartPole-v1").unwrapped}
+    for name, content in (("empty", {}), ("single", single)):
         module = type(sys)(f"tests.agents.{name}_v0")
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(SimulatorError, match=words) as caught:
         describe(Environment(env_id))
     assert caught.value.kind == "environment" and env_id in str(caught.value)
-
-
-def _single():
-    return gymnasium.make("CartPole-v1").unwrapped
 
 
 @pytest.mark.parametrize(

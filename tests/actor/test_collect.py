@@ -1,8 +1,8 @@
 """Collection against a plain loop over Gymnasium, and what misbehaving simulators lead to."""
 
 import re
-import subprocess
 import sys
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,6 @@ from flame_rl.nets.kinds import HEADS
 from flame_rl.wire.messages import CollectFailure, Column, Environment
 from tests.actor.oracle import Alone, assert_played_plainly
 from tests.helpers import (
-    ROOT,
     assert_same_episodes,
     collect,
     columns_of,
@@ -25,10 +24,13 @@ from tests.helpers import (
     plain,
     random_snapshot,
     request_for,
+    run_anew,
     snapshot_for,
     snapshot_with,
 )
+from tests.nets.test_company import layer_of
 
+PACKAGES = r"as in minigrid:MiniGrid-Empty-5x5-v0 \(`uv run --with PACKAGE main\.py …`\)"
 # Those whose actions are of one Box or Discrete.
 SINGLE_HEADS = [kind for kind in HEADS if kind != "factored"]
 
@@ -73,6 +75,21 @@ def test_every_head_acts_as_one_step_at_a_time(monkeypatch, kind, block_steps):
     env = gymnasium.make(env_id, max_episode_steps=limit)
     assert_played_plainly(episodes, (0, 4, 10), Alone(env), snapshot, request)
     env.close()
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_an_episode_remembers_its_own_steps_from_its_first(kind):
+    """More episodes than slots, which end at different times: slots are used again and again, and
+    towards the end there are fewer of them than rows of a block."""
+    layer, width = layer_of(kind, 7, np.random.default_rng(0))
+    first, last = random_snapshot(1, 7, True, ()), random_snapshot(width, 1, True, ())
+    snapshot = replace(last, layers=(*first.layers, layer, *last.layers))
+    env_id = environment_id("Wandering")
+    indices = range(3 * plain(env_id).slots + 5)
+    episodes = collect(env_id, indices, snapshot)
+    assert len(set(episodes.lengths.tolist())) > 5
+    env = Alone(gymnasium.make(env_id))
+    assert_played_plainly(episodes, indices, env, snapshot, request_for(env_id, indices))
 
 
 @pytest.mark.parametrize("kind", SINGLE_HEADS)
@@ -212,6 +229,7 @@ def test_columns_that_nobody_has_are_refused():
         Column("pictures", "uint8", (3,), per_observation=True),
         Column("actions", "float32", (2,), per_observation=False),
         Column("rewards", "float64", (), per_observation=True),
+        Column("reward_parts", "float64", (2,), per_observation=False),
     ):
         failure = collect("CartPole-v1", [0], columns=(*fitting[:1], wrong))
         assert failure.kind == "garbled" and f"column {wrong.name!r}: " in failure.message
@@ -245,7 +263,10 @@ def test_other_weights_than_asked_for_are_refused():
         ("./my_env.py", r"without \.py.*: my_env:Mine-v0$"),
         ("tests.environments:OfGym-v0", "API of Gymnasium.*gym before 0.26.*shimmy"),
         ("phys2d/CartPole-v1", "needs the package (jax|flax), which is not installed; it is"),
-        (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),
+        (
+            environment_id("TextObservation"),
+            r"observation\['said'\]: a space of the kind Text, in Dict.*--observe a .*wrapper",
+        ),
         (environment_id("SequenceObservation"), r"observation space.*Sequence"),
         (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
         (environment_id("EmptyObservation"), r"observation space.*it is empty"),
@@ -257,6 +278,9 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("ABillionActions"), r"action space.*: 1,000,000,000 numbers or choices"),
         (environment_id("WithoutSpaces"), "has no observation_space; set it in __init__"),
         (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
+        (environment_id("TableOfRewards"), r"reward space of .*TableOfRewards.* shape \(K,\)"),
+        ("unheard-of-treasure-v0", rf"^unknown environment unheard-of-treasure-v0: .*{PACKAGES}"),
+        ("nowhere/Treasure-v0", rf"^unknown environment nowhere/Treasure-v0: .*{PACKAGES}"),
     ],
 )
 def test_environments_that_cannot_be_used(env_id, words):
@@ -332,13 +356,6 @@ def test_an_action_of_no_axis_reaches_the_environment_as_a_number():
 def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
     code = "from flame_rl.actor.environments import making; from flame_rl.wire import messages; "
     code += "making.make_environment(messages.Environment('HalfCheetah-v5'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "")
+    done = run_anew("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """Rewards of several parts, named in `info` or numbers of a vector, as actors record them."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import gymnasium
@@ -8,7 +9,6 @@ import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.converting import action_converter
-from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.wire.inputs import step_columns
@@ -28,11 +28,8 @@ def collect(env_id: str, parts=(), choice: str = "plain", outcomes=(), **options
         environment=environment,
         columns=step_columns(spec, parts, outcomes),
     )
-    simulator, _ = choose_simulator(environment)
-    try:
+    with closing(choose_simulator(environment)[0]) as simulator:
         return collect_episodes(snapshot_for(spec), request, simulator), request
-    finally:
-        simulator.close()
 
 
 def played_again(env_id: str, request, episode):
@@ -137,17 +134,3 @@ def test_another_reward_than_the_promised_vector_is_refused(name, said):
     failure, _ = collect(environment_id(name))
     assert f"reward: step returned {said}" in failure.message
     assert (failure.kind, failure.step) == ("invalid", 0)
-
-
-def test_a_reward_space_of_more_axes_is_refused():
-    with pytest.raises(SimulatorError, match=r"reward space of .*TableOfRewards.* shape \(K,\)"):
-        described(environment_id("TableOfRewards"))
-
-
-def test_parts_that_the_environment_does_not_record_are_refused():
-    request = request_for(environment_id("Parts"))
-    columns = step_columns(described(environment_id("Parts")), PARTS)
-    simulator, _ = choose_simulator(request.environment)
-    snapshot = snapshot_for(described(environment_id("Parts")))
-    failure = collect_episodes(snapshot, replace(request, columns=columns), simulator)
-    assert "column 'reward_parts': " in failure.message

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from unittest import mock
 
@@ -35,26 +36,21 @@ SNAPSHOT, POLES = random_snapshot(1, 2, False), random_snapshot(4, 2, False)
 @pytest.fixture
 def new() -> Iterator[SupervisedWorker]:
     """Whose child has the variables of this test."""
-    worker = SupervisedWorker()
-    yield worker
-    worker.close()
+    with closing(SupervisedWorker()) as worker:
+        yield worker
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[SupervisedWorker]:
     """Of all tests: whatever happens in one, the next call works."""
-    worker = SupervisedWorker()
-    yield worker
-    worker.close()
+    with closing(SupervisedWorker()) as worker:
+        yield worker
 
 
-def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000, megabytes=4096):
-    data = worker.collect(
-        codec.encode_snapshot(snapshot),
-        codec.encode_request(request),
-        Limits(len(request.indices), deadline, episodes, megabytes),
-    )
-    return codec.decode_result(data, request)
+def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, withdrawn=lambda: False):
+    encoded = codec.encode_snapshot(snapshot), codec.encode_request(request)
+    limits = Limits(len(request.indices), deadline, 100_000, 4096)
+    return codec.decode_result(worker.collect(*encoded, limits, withdrawn), request)
 
 
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
@@ -127,16 +123,13 @@ def test_close_in_the_middle_of_a_call_ends_the_child(tmp_path, monkeypatch):
 
 
 def test_a_withdrawn_task_ends_soon_and_its_child_lives_on(worker):
-    slow, data = request_for(environment_id("Slow"), range(3000)), codec.encode_snapshot(SNAPSHOT)
+    slow = request_for(environment_id("Slow"), range(3000))
     assert not isinstance(collect(worker, request_for(environment_id("Slow"))), CollectFailure)
     pid = worker.pid
     for _ in range(2):
         began = time.monotonic()
-        answer = worker.collect(
-            *(data, codec.encode_request(slow), Limits(3000, 600, 100_000, 4096)),
-            lambda began=began: time.monotonic() - began > 0.5,
-        )
-        assert codec.decode_result(answer, slow).kind == "stale"
+        late = lambda began=began: time.monotonic() - began > 0.5  # noqa: E731
+        assert collect(worker, slow, deadline=600, withdrawn=late).kind == "stale"
         assert time.monotonic() - began < SOON
         assert len(collect(worker, request_for(environment_id("Slow")))) == 3
     assert worker.pid == pid
@@ -147,11 +140,7 @@ def test_a_child_that_does_not_stop_is_killed(new, tmp_path, monkeypatch):
     monkeypatch.setenv("FAULT_MARKER", str(hangs))
     monkeypatch.setattr(supervisor, "CLOSE_SECONDS", 0.5)
     request = request_for(environment_id("HangFault"))
-    answer = new.collect(
-        *(codec.encode_snapshot(SNAPSHOT), codec.encode_request(request)),
-        *(Limits(3, 600, 100_000, 4096), hangs.exists),
-    )
-    assert codec.decode_result(answer, request).kind == "stale"
+    assert collect(new, request, deadline=600, withdrawn=hangs.exists).kind == "stale"
     assert new.pid is None
 
 

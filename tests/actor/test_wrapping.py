@@ -256,12 +256,3 @@ def test_a_function_that_registers_is_named_where_nothing_says_that_it_is_to_be_
         SimulatorError, match=r"call uncalled\.register_envs\(\) in .* my_env:My-v0"
     ):
         describe(Environment("uncalled:My-v0"))
-
-
-@pytest.mark.parametrize("env_id", ["unheard-of-treasure-v0", "nowhere/Treasure-v0"])
-def test_an_id_that_is_not_found_says_how_it_is_named(env_id):
-    with pytest.raises(SimulatorError) as caught:
-        describe(Environment(env_id))
-    text = str(caught.value)
-    assert text.startswith(f"unknown environment {env_id}: ")
-    assert "as in minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)" in text

@@ -1,15 +1,13 @@
 """A probe of two agents: each is paid for another action, and one ends early."""
 
 import os
-import signal
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from tests.environments import CHECKED
+from tests.environments import CHECKED, first_time, happen
 
 SHORT, LONG = 2, 5
 
@@ -50,9 +48,8 @@ class Relay(ParallelEnv):
     def step(self, actions):
         assert set(actions) == set(self.agents)
         marker = self.dies and os.environ.get("RELAY_DIES")
-        if marker and self.number == 3 and not Path(marker).exists():
-            Path(marker).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if marker and self.number == 3 and first_time(marker):
+            happen("kill")
         self.number += 1
         right = {"first": 0, "second": 1}
         rewards = {agent: float(action == right[agent]) for agent, action in actions.items()}

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from typing import ClassVar
 
@@ -227,9 +228,8 @@ def test_a_worker_that_is_killed_while_it_describes_is_asked_again(monkeypatch):
     """At moments spread over its start; one that dies too often in a row is given up."""
     monkeypatch.setattr("flame_rl.backends.dispatch.MAX_DEATHS", 3)
     began = time.monotonic()
-    backend = ProcessBackend(1, DEADLINES, threading.Event())
     environment = Environment(environment_id("Server"))
-    try:
+    with closing(ProcessBackend(1, DEADLINES, threading.Event())) as backend:
         expected = backend.describe(environment)
         seconds = time.monotonic() - began
         for part in (1, 3):
@@ -242,8 +242,6 @@ def test_a_worker_that_is_killed_while_it_describes_is_asked_again(monkeypatch):
             killer.cancel()
         with pytest.raises(RunError, match=r"3 worker processes.*SIGKILL"):
             backend.describe(Environment(environment_id("StillBorn")))
-    finally:
-        backend.close()
 
 
 def test_what_happens_to_several_episodes_together_counts_against_none():
@@ -292,13 +290,11 @@ def test_a_listener_hears_how_much_has_been_played(workers):
     env_id = environment_id("Slow")
     request = request_for(env_id, range(8))
     stop, spec = threading.Event(), described(env_id)
-    backend = ProcessBackend(workers, DEADLINES, stop) if workers else InlineBackend(stop)
-    try:
+    made = ProcessBackend(workers, DEADLINES, stop) if workers else InlineBackend(stop)
+    with closing(made) as backend:
         backend.describe(request.environment)
         backend.listener = Listener()
         collected = backend.collect(snapshot_for(spec), request)
-    finally:
-        backend.close()
     episodes, steps = len(collected.episodes), collected.episodes.steps
     heard = Listener.heard
     assert heard[-1] == (episodes, steps)
@@ -309,15 +305,12 @@ def test_a_slow_worker_holds_up_nobody_and_lives_on(tmp_path, monkeypatch):
     """A task of six episodes takes it 6 seconds, and the others 0.12."""
     monkeypatch.setenv("FAULT_MARKER", str(tmp_path / "marker"))
     request = request_for(environment_id("OneIsSlow"), range(18))
-    backend = ProcessBackend(3, DEADLINES, threading.Event())
     began = time.monotonic()
-    try:
+    with closing(ProcessBackend(3, DEADLINES, threading.Event())) as backend:
         collected = [backend.collect(random_snapshot(1, 2, False), request) for _ in range(4)]
         pids = [worker.pid for worker in backend._workers]
         backend.collect(random_snapshot(1, 2, False, version=1), replace(request, policy_version=1))
         assert pids == [worker.pid for worker in backend._workers]
-    finally:
-        backend.close()
     assert min(each.seconds for each in collected) < 4
     assert time.monotonic() - began < SOON
     for each in collected:

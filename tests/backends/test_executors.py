@@ -19,15 +19,18 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.packing import WireError
 
 
+def resources(cpu: int, gigabytes: int) -> pb.ResourceRequirement:
+    return pb.ResourceRequirement(cpu=cpu, memory=gigabytes << 30)
+
+
 def executor(name: str, state: str, session: str | None = None, node: str = "near") -> pb.Executor:
     status = pb.ExecutorStatus(state=pb.ExecutorState.Value(f"Executor{state}"), session_id=session)
-    return pb.Executor(
-        metadata=pb.Metadata(id=name, name=name), spec=pb.ExecutorSpec(node=node), status=status
-    )
+    spec = pb.ExecutorSpec(node=node, resreq=resources(1, 1))
+    return pb.Executor(metadata=pb.Metadata(id=name, name=name), spec=spec, status=status)
 
 
 def node(name: str, state: str = "Ready", cores: int = 2, gigabytes: int = 8) -> pb.Node:
-    room = pb.ResourceRequirement(cpu=cores, memory=gigabytes << 30)
+    room = resources(cores, gigabytes)
     status = pb.NodeStatus(state=pb.NodeState.Value(state), allocatable=room)
     return pb.Node(metadata=pb.Metadata(id=name, name=name), status=status)
 
@@ -240,10 +243,6 @@ def test_a_listener_that_fails_ends_no_run(cluster):
 # Capacity
 
 
-def resources(cpu: int, gigabytes: int) -> pb.ResourceRequirement:
-    return pb.ResourceRequirement(cpu=cpu, memory=gigabytes << 30)
-
-
 def capacity(nodes: list[pb.Node], executors: int | None = None, workers: int = 1) -> Capacity:
     return capacity_of(nodes, Execution(executors=executors, workers_per_executor=workers))
 
@@ -282,12 +281,6 @@ def test_executors_asked_for_come_and_go_with_their_nodes(nodes, executors):
 # Batches past nodes that are away
 
 
-def on_node(name: str, state: str, where: str) -> pb.Executor:
-    found = executor(name, state, node=where)
-    found.spec.resreq.CopyFrom(resources(1, 1))
-    return found
-
-
 def test_no_batch_is_needed_where_no_node_is_away_or_no_other_has_room():
     ready, away = [node("a"), node("b")], [node("c", "NotReady")]
     full = [node("a"), node("c", "NotReady", 0)]
@@ -305,7 +298,7 @@ def test_a_batch_has_an_executor_elsewhere(near, away, claim):
         for name, state, count in (("a", "Ready", near), ("b", "NotReady", away))
     ]
     for voids in range(1, away + 1):
-        executors = [on_node(str(i), "Void", "b") for i in range(voids)]
+        executors = [executor(str(i), "Void", node="b") for i in range(voids)]
         batch = batch_past(nodes, executors, claim)
         free = away - voids
         # One of those that wait for ever is reserved for the run's session.
@@ -316,7 +309,7 @@ def test_a_batch_has_an_executor_elsewhere(near, away, claim):
 
 
 def test_executors_at_work_leave_no_room():
-    bound = [on_node(name, "Bound", "a") for name in "xy"]
+    bound = [executor(name, "Bound", node="a") for name in "xy"]
     nodes = [node("a"), node("b", cores=1), node("c", "NotReady")]
     assert batch_past(nodes, bound, resources(1, 1)) == 2
     assert batch_past(nodes[::2], bound, resources(1, 1)) == 0

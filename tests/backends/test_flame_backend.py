@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +101,7 @@ def test_a_run_has_the_bytes_of_this_machine_and_sends_only_what_it_needs(
     assert not (tmp_path / "dist").exists() and not (project / "dist").exists()
     flame.assert_nothing_left()
     if flame.memory is not None:
-        package = flame.memory.uploaded_package()
+        *_, package = flame.memory.cache.packages.values()
         own = {f"{flag.partition(':')[0]}.py" for flag in flags if ":" in flag and "/" not in flag}
         assert {name for name in package if Path(name).suffix} == CORE | own
         assert not any(SECRET.encode() in content for content in package.values())
@@ -162,7 +163,8 @@ def test_grpc_has_no_part_in_a_fork():
 
 def test_ctrl_c_ends_tasks_that_would_take_long(project, no_torch, tmp_path):
     """Flame cannot stop a task of 40 s; its executor notices that nobody wants it any more."""
-    flags = ("--env", "my_env:Slow-v0", "--iterations", "1", "--episodes-per-iter", "2")
+    slow = ("--env", "my_env:Mine-v0", "--env-kwargs", "seconds=0.01", "length=4000")
+    flags = (*slow, "--iterations", "1", "--episodes-per-iter", "2")
     with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
         process = start(project, tmp_path, memory.environment, *flags)
         wait_until(lambda: running_tasks(memory), process=process)
@@ -257,11 +259,8 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 
 
 def test_an_executor_starts_its_simulators_process_before_it_is_asked():
-    collector = Collector()
-    try:
-        assert psutil.pid_exists(collector._team._workers[0].pid)
-    finally:
-        collector._team.close()
+    with closing(Collector()._team) as team:
+        assert psutil.pid_exists(team._workers[0].pid)
 
 
 @pytest.fixture

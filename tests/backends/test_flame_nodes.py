@@ -38,7 +38,7 @@ from tests.flame_nodes import FlameNodes
 from tests.helpers import assert_same_episodes, random_snapshot, request_for
 from tests.memory_flame import MemoryFlame, link_packages
 
-TINY, SLOW = "pace_env:Tiny-v0", "pace_env:SlowPace-v0"
+TINY, SLOW = "my_env:Mine-v0", "my_env:SlowPace-v0"
 SNAPSHOT = random_snapshot(3, 2, False)
 CANNOT = r"cannot start.*failed to install the package"
 
@@ -66,9 +66,9 @@ def pace(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # After all others: of the project, only the environments are wanted.
     monkeypatch.setattr(sys, "path", [*sys.path, str(project)])
     with mock.patch.dict(gymnasium.registry):
-        importlib.import_module("pace_env")
+        importlib.import_module("my_env")
         yield
-    sys.modules.pop("pace_env")
+    sys.modules.pop("my_env")
 
 
 @pytest.fixture
@@ -394,8 +394,9 @@ def test_an_executor_does_not_outlive_its_executor_manager(tmp_path):
     """Which starts it by way of uv, the leader of its process group."""
     collector = "from flame_rl.actor.remote import Collector; import time; each = Collector()"
     shell = f"'{sys.executable}' -c '{collector}; print(1, flush=True); time.sleep(600)' & wait"
+    code = "import subprocess, sys\nsubprocess.run(sys.argv[1], shell=True, process_group=0)"
     manager = subprocess.Popen(
-        [sys.executable, "-c", MANAGER, shell],
+        [sys.executable, "-c", code, shell],
         stdout=subprocess.PIPE,
         env=os.environ | {"FLAME_INSTANCE_ENDPOINT": str(tmp_path / "id.sock")},
     )
@@ -418,15 +419,9 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-MANAGER = """
-import subprocess, sys
-subprocess.run(sys.argv[1], shell=True, process_group=0)
-"""
-
-
 # A real cluster
 
-PACE = ("--env", "pace_env:Pace-v0", "--iterations", "8", "--episodes-per-iter", "48")
+PACE = ("--env", "my_env:Pace-v0", "--iterations", "8", "--episodes-per-iter", "48")
 
 
 @pytest.fixture
@@ -470,7 +465,7 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
     if fault == "away":
         cluster.kill_node("gamma")
         wait_until(lambda: cluster.nodes()["gamma"] == "NotReady")
-    with (project / "pace_env.py").open("a") as file:
+    with (project / "my_env.py").open("a") as file:
         # Another content, which all nodes install: else the run may end before gamma has failed.
         file.write(f"# {fault}\n")
     finished = run(project, tmp_path, cluster.environment, *PACE)

@@ -3,7 +3,7 @@
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +34,8 @@ class Cluster:
         self._now = 0.0
         self._seconds = seconds
 
-    def iteration(self, episodes: int, update: float = 1.0) -> float:
-        """Returns the seconds of collecting; during the update what is late ends."""
+    def iteration(self, episodes: int) -> float:
+        """Returns the seconds of collecting; during the update, a second, what is late ends."""
         tasks = Tasks(
             request_for("CartPole-v1", range(episodes)),
             self.sizes.split(episodes),
@@ -66,7 +66,7 @@ class Cluster:
                 played.update(task.request.indices[run])
         took = self._now - began
         self.sizes.note(episodes, took, tasks.paces)
-        self._now += update
+        self._now += 1.0
         assert played == Counter(range(episodes))
         return took
 
@@ -154,14 +154,10 @@ def test_an_episode_that_another_task_brings_is_not_asked_for_again():
     assert tasks.paces == []
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_episode_counts_once_whatever_fails(seed):
-    dice = random.Random(seed)
-    episodes, workers = dice.randint(1, 40), dice.randint(1, 5)
-    indices = sorted(dice.sample(range(100), episodes))
-    tasks = Tasks(request_for("CartPole-v1", indices), [episodes], workers, 2 * workers)
+def answered_of(tasks: Tasks, dice: random.Random, failing: float) -> Iterator[tuple[Task, float]]:
+    """The tasks that are answered and when, in any order, while a share of all is failing."""
     sent: list[Task] = []
-    now, counted = 0.0, Counter()
+    now = 0.0
     while tasks.wanted is None:
         now += dice.uniform(0.0, 2.0)
         while (task := tasks.next(now)) is not None:
@@ -169,10 +165,21 @@ def test_every_episode_counts_once_whatever_fails(seed):
         twice = Counter(index for task in sent for index in task.request.indices)
         assert max(twice.values()) <= 2
         task = sent.pop(dice.randrange(len(sent)))
-        if dice.random() < 0.4:
-            missing = tasks.failed(task, now)
-            tasks.put_first([Task(request_for("CartPole-v1", [index])) for index in missing])
+        if dice.random() >= failing:
+            yield task, now
             continue
+        missing = tasks.failed(task, now)
+        tasks.put_first([Task(replace(task.request, indices=(index,))) for index in missing])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_episode_counts_once_whatever_fails(seed):
+    dice = random.Random(seed)
+    episodes, workers = dice.randint(1, 40), dice.randint(1, 5)
+    indices = sorted(dice.sample(range(100), episodes))
+    tasks = Tasks(request_for("CartPole-v1", indices), [episodes], workers, 2 * workers)
+    counted = Counter()
+    for task, now in answered_of(tasks, dice, 0.4):
         for run in answered(tasks, task, now):
             counted.update(task.request.indices[run])
     assert counted == Counter(indices)
@@ -190,21 +197,13 @@ def test_steps_are_those_of_the_first_episodes_whatever_comes_first(length, seed
     first = dice.randint(1, 200)
     request = replace(request_for("CartPole-v1", range(first)), steps=steps)
     tasks = Tasks(request, [first], workers, 2 * workers)
-    sent: list[Task] = []
-    now, come = 0.0, set()
-    while (wanted := tasks.wanted) is None:
-        now += dice.uniform(0.0, 2.0)
-        while (task := tasks.next(now)) is not None:
-            sent.append(task)
-        task = sent.pop(dice.randrange(len(sent)))
+    come = set()
+    for task, now in answered_of(tasks, dice, 0.2):
         indices = task.request.indices
-        if dice.random() < 0.2:
-            tasks.put_first([Task(replace(request, indices=(i,))) for i in tasks.failed(task, now)])
-            continue
         tasks.answered(task, now, np.array([length(index) for index in indices]))
         come |= set(indices)
     total, expected = 0, 0
     while total < steps:
         total += length(expected)
         expected += 1
-    assert wanted == expected and come >= set(range(wanted))
+    assert tasks.wanted == expected and come >= set(range(expected))

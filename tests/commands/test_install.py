@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import flame_rl
-from tests.helpers import ROOT, clean_environment, run_forked, run_here
+from tests.helpers import ROOT, run_anew, run_forked, run_here
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPT = """
@@ -184,14 +184,9 @@ def test_pip_builds_and_installs_it(project, tmp_path):
     done = run(project, site)
     found = [str(site), str(site / "flame_rl" / "model.py")]
     assert done.returncode == 0 and done.stdout.split() == found, done.stderr
-    done = subprocess.run(
-        [sys.executable, site / "bin" / "flame-rl", "--version"],
-        env=clean_environment(tmp_path) | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("flame-rl ")
+    script, environment = str(site / "bin" / "flame-rl"), {"PYTHONPATH": str(site)}
+    done = run_anew(script, "--version", cwd=tmp_path, environment=environment)
+    assert done.stdout.startswith("flame-rl "), done.stderr
 
 
 # torch imports sympy for shapes that are not numbers, which takes half a second.
@@ -201,13 +196,7 @@ NEEDLESS = {"sympy", "torch._dynamo", "matplotlib", "tensorboard", "mujoco", "ri
 def test_a_run_imports_no_package_that_it_does_not_need(tmp_path):
     code = "import main, sys; main.run_command(sys.argv[1:]); print(*sys.modules)"
     flags = ("--local", "--workers", "0", "--iterations", "1", "--episodes-per-iter", "2")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *flags, "--output", "run"],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        capture_output=True,
-        text=True,
-    )
+    done = run_anew("-c", code, *flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     imported = set(done.stdout.splitlines()[-1].split())
     assert {"torch", "flame_rl.report.console"} <= imported
@@ -216,14 +205,8 @@ def test_a_run_imports_no_package_that_it_does_not_need(tmp_path):
 
 def test_without_uv_a_line_says_what_to_type(tmp_path):
     for words in ((), ("--help",), ("evaluate", "run")):
-        done = subprocess.run(
-            # -S: without the packages of this environment.
-            [sys.executable, "-S", str(ROOT / "main.py"), *words],
-            cwd=tmp_path,
-            env=clean_environment(tmp_path),
-            capture_output=True,
-            text=True,
-        )
+        # -S: without the packages of this environment.
+        done = run_anew("-S", str(ROOT / "main.py"), *words, cwd=tmp_path)
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("error: No module named ")
         assert "`uv run main.py …` installs what is missing" in done.stderr

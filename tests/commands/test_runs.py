@@ -11,6 +11,7 @@ from flame_rl.commands.runs import runs
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.helpers import ROOT, clean_environment
+from tests.runs import write_run
 
 # Holds the folder's lock as training does, says so, and waits to be killed.
 HOLD = """
@@ -24,24 +25,8 @@ with hold_folder(TrainConfig(resume=sys.argv[1])):
 
 
 def make(folder: Path, rewards: list[float], evaluations=(), **settings) -> Path:
-    """A run folder; `evaluations` are pairs of an iteration and a mean return."""
-    folder.mkdir(parents=True)
     config = TrainConfig(**{"iterations": 4, **settings})
-    (folder / "config.json").write_text(config.to_json())
-    rows = [f"{i},{100 * (i + 1)},{reward}" for i, reward in enumerate(rewards)]
-    lines = {
-        "metrics.csv": ["iteration,env_steps,reward_mean", *rows],
-        "timing.csv": [
-            "collecting_seconds,updating_seconds,evaluating_seconds",
-            *["1.5,0.5,0.25"] * len(rewards),
-        ],
-    }
-    if evaluations:
-        rows = [f"{iteration},{mean}" for iteration, mean in evaluations]
-        lines["evaluations.csv"] = ["iteration,reward_mean", *rows]
-    for name, text in lines.items():
-        (folder / name).write_text("\n".join(text) + "\n")
-    return folder
+    return write_run(folder, config, rewards, evaluations=evaluations)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
 from flame_rl.run.folder import read_config
 from flame_rl.tools import side_runs
-from tests.helpers import SOON, run_here, run_ok, start_main
+from tests.helpers import SOON, refusal, run_ok, start_main
 from tests.runs import assert_same_run, rows, wait_until
 
 QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "240", "--local")
@@ -48,8 +48,7 @@ def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
     more = run_ok("tune", "--resume", "study", cwd=tmp_path)
     assert command in more.stdout
     assert "Best of 2 trials" in more.stdout
-    other = run_here(*words, cwd=tmp_path)
-    assert other.returncode == 2 and "study holds another study" in other.stderr
+    assert "study holds another study" in refusal(*words, cwd=tmp_path)
 
 
 @pytest.mark.slow
@@ -111,8 +110,7 @@ def test_ctrl_c_saves_the_trials(tmp_path):
     ],
 )
 def test_mistakes_are_named(words, message, tmp_path):
-    done = run_here("tune", *words, cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr
+    assert message in refusal("tune", *words, cwd=tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
@@ -123,16 +121,15 @@ def test_a_command_with_a_mistake_can_be_corrected_in_the_same_folder(tmp_path, 
 
     monkeypatch.setattr(side_runs, "start_process", refused)
     for seed in ("1", "2"):
-        done = run_here("tune", *QUICK, "--seed", seed, "--output", "study", cwd=tmp_path)
-        assert done.returncode == 2 and done.stderr == "error: unknown environment\n"
+        said = refusal("tune", *QUICK, "--seed", seed, "--output", "study", cwd=tmp_path)
+        assert said == "error: unknown environment\n"
     (tmp_path / "study" / "trial-003").mkdir()
-    done = run_here("tune", *QUICK, "--output", "study", cwd=tmp_path)
-    assert done.returncode == 2 and "study holds another study" in done.stderr
+    said = refusal("tune", *QUICK, "--output", "study", cwd=tmp_path)
+    assert "study holds another study" in said
 
 
 def test_a_damaged_study_is_named(tmp_path):
     (tmp_path / "study").mkdir()
     for text in ("{", "[]", '{"words": "x"}', "[" * 100_000):
         (tmp_path / "study" / "study.json").write_text(text)
-        done = run_here("tune", "--resume", "study", cwd=tmp_path)
-        assert done.returncode == 2 and "study.json is no study" in done.stderr
+        assert "study.json is no study" in refusal("tune", "--resume", "study", cwd=tmp_path)

@@ -2,7 +2,6 @@
 
 import re
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,6 +17,7 @@ from flame_rl.settings.algorithms import ALGORITHMS, ReplaySettings, settings_cl
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
+from tests.environments import Sampled
 from tests.helpers import ROOT, described
 from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config, make_learner
 
@@ -98,23 +98,6 @@ def test_it_takes_the_memory_that_the_table_says(algorithm):
     assert int(capacity.replace(",", "")) == settings.capacity
 
 
-class AnyObservation(gymnasium.Env):
-    """Four observations that say nothing."""
-
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(seed)
-        self.t = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.observation_space.sample(), 1.0, self.t == 4, False, {}
-
-
 def learns(algorithm: str, kind: str, **flags) -> bool:
     """Whether an iteration trains the policy, with a convolution if it sees pictures; False where
     the settings are refused."""
@@ -128,8 +111,8 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
         seen = OBSERVED.get(kind, NUMBERS)
         taken = SPACES["Box" if continuous else "Discrete"]
 
-        def env() -> gymnasium.Env:
-            return AnyObservation(seen, taken)
+        def env() -> Sampled:
+            return Sampled(seen, taken)
 
     options = {
         "clone_epochs": 2,
@@ -155,8 +138,7 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
         return False
     with trainer:
         before = trainer.learner.weights_digest()
-        for _ in trainer:
-            pass
+        list(trainer)
         parts = trainer.learner.algorithm.parts
         policy = parts["shared" if kind == "losses" else "policy"]
         assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind == "inputs")

@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import re
 import shlex
-import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from flame_rl.settings.config import Execution, Output
 from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.parse import parse, parse_command
 from flame_rl.settings.presets import PRESETS
-from tests.helpers import ROOT, run_forked, run_main, table
+from tests.helpers import ROOT, copied_package, run_forked, run_main, table
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FLAGS = (ROOT / "docs" / "flags.md").read_text()
@@ -42,12 +41,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def project(tmp_path):
-    for name in ("main.py", "model.py"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(
-        ROOT / "flame_rl", tmp_path / "flame_rl", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return tmp_path
+    return copied_package(tmp_path)
 
 
 # What the dependency groups of the pages' commands bring.

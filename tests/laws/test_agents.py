@@ -15,7 +15,7 @@ from flame_rl import Trainer
 from flame_rl.run.iteration import training_request
 from flame_rl.run.results import Totals, mean_interval
 from tests import runs
-from tests.helpers import run_here, run_ok
+from tests.helpers import finished_run, run_here, run_ok
 from tests.learners import make_config
 
 RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
@@ -47,8 +47,7 @@ def test_one_agents_end_has_no_value_and_anothers_time_limit_has():
     options = QUICK | {"value_epochs": 10, "iterations": 40}
     config = make_config(RELAY, algorithm="a2c", agent_number=True, **options)
     with Trainer(config) as trainer:
-        for _ in trainer:
-            pass
+        list(trainer)
         # A bit, the step, and the agent's number.
         rows = [[b, n, *who] for who, n in (((1, 0), 0), ((1, 0), 1), ((0, 1), 2)) for b in (0, 1)]
         with torch.no_grad():
@@ -82,9 +81,8 @@ SMALL = ("--iterations", "4", "--hidden-sizes", "8", "--checkpoint-every", "1", 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    run_ok("--env", RELAY, *SMALL, "--workers", "0", "--output", "run", cwd=folder)
-    return folder
+    """The folder in which `run` is one."""
+    return finished_run(tmp_path_factory, "--env", RELAY, *SMALL, "--workers", "0").parent
 
 
 def test_a_film_shows_each_step_once_and_each_agent_is_reported(trained):

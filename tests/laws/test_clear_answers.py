@@ -30,16 +30,23 @@ from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
-from tests.helpers import ROOT, contents, run_forked, run_here, run_ok, run_script
+from tests.helpers import (
+    contents,
+    environment_id,
+    finished_run,
+    refusal,
+    run_here,
+    run_main,
+    run_ok,
+    run_script,
+)
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    run_ok(*SMALL, "--output", "run", cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +72,7 @@ def test_a_mistake_is_one_sentence(flags, words, tmp_path):
 )
 def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
     before = contents(run)
-    done = run_here("--resume", str(run), *flags, cwd=run.parent)
-    assert done.returncode == 2 and words in done.stderr
+    assert words in refusal("--resume", str(run), *flags, cwd=run.parent)
     assert before == contents(run)
 
 
@@ -180,93 +186,19 @@ def test_after_its_end_a_trainer_says_so():
             use()
 
 
-SHOUTING = """
-import gymnasium
-from gymnasium.spaces import Box, Discrete
-
-TEXTS = {
-    "Lengthy": "x" * 400_000,
-    "Lines": "x\\n" * 400_000,
-    "Escapes": "\\x1b[31m\\x1b]0;title\\x07",
-}
-
-class Shouts(gymnasium.Env):
-    observation_space = Box(-1, 1, (1,))
-    action_space = Discrete(2)
-
-    def __init__(self, text):
-        self.text = text
-
-    def reset(self, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        try:
-            raise ValueError(TEXTS[self.text])
-        except ValueError as error:
-            raise RuntimeError(TEXTS[self.text]) from error
-
-for text in TEXTS:
-    gymnasium.register(text + "-v0", Shouts, kwargs={"text": text})
-"""
+ONE_EPISODE = ("--iterations", "1", "--episodes-per-iter", "1")
 
 
-LIMITS = """
-import gymnasium
-from gymnasium.wrappers import TimeLimit
-from tests.environments import Base
-
-class Ten(Base):
-    horizon = 10
-
-def short():
-    return TimeLimit(Ten(), 5)
-
-gymnasium.register("Short-v0", short)
-gymnasium.register("Known-v0", Ten, max_episode_steps=20)
-gymnasium.register("Unknown-v0", Ten)
-"""
-
-
-FORKING = """
-import os
-import gymnasium
-from tests.environments import Base
-
-class Forking(Base):
-    def step(self, action):
-        if (child := os.fork()) == 0:
-            raise ValueError("in the fork")
-        os.waitpid(child, 0)
-        return super().step(action)
-
-gymnasium.register("OfForks-v0", Forking)
-"""
-
-
-@pytest.fixture(scope="module")
-def own_modules(tmp_path_factory) -> Path:
-    """A folder with the modules above."""
-    folder = tmp_path_factory.mktemp("modules")
-    for name, source in (("shouting", SHOUTING), ("limits", LIMITS)):
-        (folder / f"{name}.py").write_text(source)
-    return folder
-
-
-@pytest.fixture
-def run_own(own_modules, tmp_path, monkeypatch):
-    """`run_here` where these modules can be imported, by workers too."""
-    monkeypatch.syspath_prepend(own_modules)
-    path = {"PYTHONPATH": f"{own_modules}{os.pathsep}{ROOT}"}
-    return partial(run_here, "--output", "run", cwd=tmp_path, environment=path)
-
-
-def assert_readable(code: int, errors: str, text: str) -> None:
-    """The run was ended by an exception of this text, and says where it was raised."""
-    assert code == 1
+@pytest.mark.parametrize(("text", "workers"), [("Lengthy", "0"), ("Lines", "1"), ("Escapes", "1")])
+def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, workers, tmp_path):
+    env = environment_id(f"{text}Shouting")
+    flags = ("--env", env, *ONE_EPISODE, "--local", "--workers", workers)
+    done = run_here(*flags, "--output", "run", cwd=tmp_path)
+    errors = done.stderr
+    assert done.returncode == 1
     assert "error: an episode failed in 3 attempts: step raised RuntimeError: " in errors
     # Both exceptions, with file and line of each.
-    assert errors.count('shouting.py", line ') == 2, errors[:2000]
+    assert errors.count('environments.py", line ') == 2, errors[:2000]
     assert len(errors) < 10_000
     assert all(c.isprintable() or c == "\n" for c in errors)
     assert ("characters …" in errors) == (text != "Escapes")
@@ -274,68 +206,56 @@ def assert_readable(code: int, errors: str, text: str) -> None:
         assert r"\x1b[31m\x1b]0;title\x07" in errors
 
 
-ONE_EPISODE = ("--iterations", "1", "--episodes-per-iter", "1")
-
-
-@pytest.mark.parametrize(("text", "workers"), [("Lengthy", "0"), ("Lines", "1"), ("Escapes", "1")])
-def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, workers, run_own):
-    flags = ("--env", f"shouting:{text}-v0", *ONE_EPISODE, "--local", "--workers", workers)
-    done = run_own(*flags)
-    assert_readable(done.returncode, done.stderr, text)
-
-
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_child_of_an_environment_that_forks_is_no_second_learner(workers, tmp_path):
-    (tmp_path / "forking.py").write_text(FORKING)
-    here = ("--env", "forking:OfForks-v0", *ONE_EPISODE, "--local", "--workers", workers)
-    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = run_forked(ROOT / "main.py", *here, cwd=tmp_path, environment=path)
+    env = environment_id("OfForks")
+    here = ("--env", env, *ONE_EPISODE, "--local", "--workers", workers)
+    done = run_main(*here, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Training Complete!") == 1
     assert "ValueError: in the fork" in done.stderr
 
 
-NO_LIMIT = "--evaluate-every: there is no time limit of limits:Unknown-v0"
-NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time limit of 5 steps"
+TEN, LIMITED, CUT = map(environment_id, ("Ten", "LimitedTen", "CutTen"))
+NO_LIMIT = f"--evaluate-every: there is no time limit of {TEN}"
+NO_EFFECT = f"--max-episode-steps: 8 has no effect: {CUT} has a time limit of 5 steps"
 
 
 @pytest.mark.parametrize(
     ("env", "workers", "flags", "words"),
     [
-        ("Unknown", "0", ("--evaluate-every", "1", "--max-episode-steps", "0"), NO_LIMIT),
-        ("Unknown", "0", ("--evaluate-every", "1"), None),
-        ("Unknown", "0", ("--evaluate-every", "1", "--max-episode-steps", "8"), None),
-        ("Known", "0", ("--evaluate-every", "1", "--max-episode-steps", "30"), None),
-        ("Short", "1", ("--max-episode-steps", "8"), NO_EFFECT),
-        ("Short", "0", ("--evaluate-every", "1", "--max-episode-steps", "5"), None),
+        (TEN, "0", ("--evaluate-every", "1", "--max-episode-steps", "0"), NO_LIMIT),
+        (TEN, "0", ("--evaluate-every", "1"), None),
+        (TEN, "0", ("--evaluate-every", "1", "--max-episode-steps", "8"), None),
+        (LIMITED, "0", ("--evaluate-every", "1", "--max-episode-steps", "30"), None),
+        (CUT, "1", ("--max-episode-steps", "8"), NO_EFFECT),
+        (CUT, "0", ("--evaluate-every", "1", "--max-episode-steps", "5"), None),
     ],
 )
-def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, workers, flags, words, run_own):
+def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, workers, flags, words, tmp_path):
     here = ("--local", "--workers", workers, "--iterations", "1", "--episodes-per-iter", "2")
-    done = run_own("--env", f"limits:{env}-v0", *here, *flags)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--env", env, *here, *flags, cwd=tmp_path)
     assert done.stderr.count("warning: ") == (words is not None)
-    cut = f"limits:{env}-v0 has no time limit that Gymnasium knows: episodes are cut after 1,000 "
-    assert done.stdout.count(cut) == (env == "Unknown" and "--max-episode-steps" not in flags)
+    cut = f"{env} has no time limit that Gymnasium knows: episodes are cut after 1,000 "
+    assert done.stdout.count(cut) == (env == TEN and "--max-episode-steps" not in flags)
     assert words is None or f"warning: {words}" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("env", "flags", "warns", "steps"),
     [
-        ("Known", ("--warm-up-steps", "100"), True, 0),
-        ("Known", ("--warm-up-steps", "30", "--env-steps", "30"), False, 1),
-        ("Unknown", ("--warm-up-steps", "100", "--steps-per-iter", "10"), True, 0),
-        ("Unknown", ("--warm-up-steps", "100"), False, 0),
-        ("Unknown", ("--warm-up-steps", "3"), False, 1),
+        (LIMITED, ("--warm-up-steps", "100"), True, 0),
+        (LIMITED, ("--warm-up-steps", "30", "--env-steps", "30"), False, 1),
+        (TEN, ("--warm-up-steps", "100", "--steps-per-iter", "10"), True, 0),
+        (TEN, ("--warm-up-steps", "100"), False, 0),
+        (TEN, ("--warm-up-steps", "3"), False, 1),
     ],
 )
-def test_a_run_that_learns_nothing_says_so(env, flags, warns, steps, run_own):
+def test_a_run_that_learns_nothing_says_so(env, flags, warns, steps, tmp_path):
     length = () if "--env-steps" in flags else ("--iterations", "2")
     size = () if "--steps-per-iter" in flags else ("--episodes-per-iter", "2")
     here = ("--algorithm", "dqn", "--local", "--workers", "0", *length, *size)
-    done = run_own("--env", f"limits:{env}-v0", *here, *flags)
-    assert done.returncode == 0, done.stderr
+    done = run_ok("--env", env, *here, *flags, cwd=tmp_path)
     assert ("warning: --warm-up-steps: 100 " in done.stderr) == warns
     assert ("  Gradient steps: none; " in done.stdout) == (steps == 0)
 

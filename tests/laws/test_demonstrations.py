@@ -12,7 +12,7 @@ from flame_rl import Trainer
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here, run_ok
+from tests.helpers import environment_id, refusal, run_ok
 from tests.runs import assert_same_run, flags_of
 
 pytestmark = pytest.mark.faults
@@ -42,10 +42,9 @@ FILES = {POLE["env"]: "pole.npz", TARGET["env"]: "target.npz"}
 def files(tmp_path_factory) -> Path:
     """A folder with the demonstrations of each environment, which evaluations have recorded."""
     folder = tmp_path_factory.mktemp("files")
-    for env, name in FILES.items():
-        limit = {"max_episode_steps": 20} if env == POLE["env"] else {"max_episode_steps": 2}
-        with Trainer(TrainConfig(env=env, hidden_sizes=(4,), workers=0, local=True, **limit)) as t:
-            t.evaluate(6, explore=True, record=folder / name)
+    for task in (POLE, TARGET):
+        with Trainer(TrainConfig(**task, hidden_sizes=(4,), workers=0, local=True)) as trainer:
+            trainer.evaluate(6, explore=True, record=folder / FILES[task["env"]])
     return folder
 
 
@@ -91,21 +90,20 @@ def test_a_run_learns_from_no_other_demonstrations(files, wholes, tmp_path):
 
     arrays["rewards"] = arrays["rewards"] + 1e-3
     np.savez(own / name, **arrays)
-    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
-    assert done.returncode == 2
+    said = refusal("--resume", "run", "--iterations", "5", cwd=tmp_path)
     words = f"error: --demonstrations: {own / name}: not what the run began with: the digest is "
-    assert done.stderr.startswith(words) and done.stderr.count("\n") == 1
+    assert said.startswith(words) and said.count("\n") == 1
     (own / name).unlink()
-    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
-    assert done.returncode == 2 and "there is no such file" in done.stderr
+    said = refusal("--resume", "run", "--iterations", "5", cwd=tmp_path)
+    assert "there is no such file" in said
     # Whoever only looks at the policy needs none.
     run_ok("evaluate", "run", "--local", "--workers", "0", "--episodes", "2", cwd=tmp_path)
     shutil.copy(files / name, own / name)
-    done = run_ok("--resume", "run", "--iterations", "5", cwd=tmp_path)
+    run_ok("--resume", "run", "--iterations", "5", cwd=tmp_path)
     assert_same_run(tmp_path / "run", wholes(run))
     other = files / FILES[POLE["env"]]
-    done = run_here("--resume", "run", "--demonstrations", str(other), cwd=tmp_path)
-    assert done.returncode == 2 and "would make it another run: --demonstrations" in done.stderr
+    said = refusal("--resume", "run", "--demonstrations", str(other), cwd=tmp_path)
+    assert "would make it another run: --demonstrations" in said
 
 
 @pytest.mark.parametrize("run", ["bc", "dqn"])
@@ -115,8 +113,7 @@ def test_a_run_with_a_replay_memory_is_demonstrations(run, files, wholes, tmp_pa
     with Trainer(TrainConfig(**options_of(run, files, demonstrations=str(source)))) as trainer:
         episodes = trainer.learner.algorithm.demonstrations.episodes
         assert len(episodes) == 30
-        for _ in trainer:
-            pass
+        list(trainer)
     shutil.rmtree(shutil.copytree(source, tmp_path / "run") / "replay")
     with pytest.raises(UsageError, match=r"no run with a replay memory.*evaluate RUN --record FIL"):
         Trainer(TrainConfig(**options_of(run, files, demonstrations=str(tmp_path / "run"))))

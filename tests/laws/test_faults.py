@@ -21,7 +21,17 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Limits
 from flame_rl.backends.tasks import Deadlines
 from flame_rl.run.checkpoint import find_checkpoint
-from tests.helpers import ROOT, SOON, environment_id, run_here, run_ok, start_main, table
+from tests.helpers import (
+    PIPES,
+    ROOT,
+    SOON,
+    environment_id,
+    finished_run,
+    run_here,
+    run_ok,
+    start_main,
+    table,
+)
 from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors, wait_until
 
 pytestmark = pytest.mark.faults
@@ -45,9 +55,7 @@ def poison(kind: str, seed: int = SEED) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory) -> Path:
     """The folder of the run without faults."""
-    folder = tmp_path_factory.mktemp("clean")
-    run_ok(*RUN, "--workers", "0", cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *RUN, "--workers", "0")
 
 
 def retries(run: Path) -> int:
@@ -59,15 +67,8 @@ def retries(run: Path) -> int:
 
 def test_six_workers_killed_in_a_run(tmp_path):
     arguments = (*RUN, "--iterations", "20")
-    (tmp_path / "clean").mkdir()
-    run_ok(*arguments, "--workers", "0", cwd=tmp_path / "clean")
-    process = start_main(
-        *(*arguments, "--workers", "2"),
-        cwd=tmp_path,
-        environment=SLOWLY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    run_ok(*arguments, "--workers", "0", "--output", "clean", cwd=tmp_path)
+    process = start_main(*arguments, "--workers", "2", cwd=tmp_path, environment=SLOWLY, **PIPES)
     random = np.random.default_rng(3)
     learner, run = psutil.Process(process.pid), tmp_path / "run"
     for kill in range(6):
@@ -79,7 +80,7 @@ def test_six_workers_killed_in_a_run(tmp_path):
         random.choice(learner.children()).kill()
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert_same_run(run, tmp_path / "clean" / "run")
+    assert_same_run(run, tmp_path / "clean")
     assert retries(run) >= 3  # a worker may have been idle
     assert f"Tasks sent again: {retries(run)}\n" in output
 
@@ -135,9 +136,8 @@ def test_a_leaking_worker_is_replaced(tmp_path):
     """40 episodes leak 1.2 GB in all; a worker may have 400 MB."""
     arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "5")
     arguments = (*arguments, "--episodes-per-iter", "8")
-    (tmp_path / "clean").mkdir()
     calm = {"FAULT_LEAK_MEGABYTES": "0"}
-    run_ok(*arguments, "--workers", "0", cwd=tmp_path / "clean", environment=calm)
+    run_ok(*arguments, "--workers", "0", "--output", "clean", cwd=tmp_path, environment=calm)
 
     log, done = tmp_path / "log", threading.Event()
     environment = {"FAULT_LOG": str(log), "FAULT_LEAK_MEGABYTES": "30"}
@@ -164,7 +164,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
         done.set()
         watcher.join()
     assert ended.returncode == 0, ended.stderr
-    assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "clean")
     assert retries(tmp_path / "run") == 0
     assert 300e6 < peak < 650e6  # a task of eight after 400 were nearly reached
     assert len(Counter(log.read_text().split())) >= 3
@@ -359,8 +359,7 @@ def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> No
         *(*WHOLE, "--workers", "2", "--output", "run"),
         cwd=tmp_path,
         environment=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        **PIPES,
     )
     if isinstance(moment, int):
         wait_until(lambda: rows(tmp_path / "run") >= moment)
@@ -444,8 +443,7 @@ def test_soak_of_2000_iterations(tmp_path):
         *("--iterations", str(iterations)),
         cwd=tmp_path,
         environment={"FAULT_SLEEP": "0.0005"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        **PIPES,
     )
     learner, random = psutil.Process(process.pid), np.random.default_rng(5)
     samples, kills, next_kill = [], 0, 50

@@ -1,14 +1,12 @@
 """The folders of the package: who may import whom, without a circle."""
 
 import ast
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT, clean_environment
+from tests.helpers import ROOT, run_anew
 
 # Each folder, model.py and the command line, and which others they may import. Those that are sent
 # to a cluster come with nothing else.
@@ -25,20 +23,10 @@ PLACES = {
     "run": {"system", "wire", "settings", "nets", "actor", "backends", "modules", "learner"},
     "report": {"system", "wire", "settings", "actor", "backends", "run"},
     "tools": {"system", "wire", "settings", "nets", "actor", "backends", "run", "report"},
-    "commands": {
-        "system",
-        "wire",
-        "settings",
-        "nets",
-        "actor",
-        "backends",
-        "run",
-        "report",
-        "tools",
-    },
     "__main__": {"system", "commands"},
     "main": {"__main__"},
 }
+PLACES["commands"] = PLACES["tools"] | {"tools"}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "main.py", *(ROOT / "flame_rl").rglob("*.py"))
@@ -106,8 +94,5 @@ def test_settings_wire_and_actor_need_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch')")
     wanted = [m for m in FILES if place_of(m) in ("settings", "nets", "actor", "wire")]
     code = f"import importlib\nfor name in {wanted}:\n  importlib.import_module(name)"
-    environment = clean_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    done = run_anew("-c", code, cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert done.returncode == 0, done.stderr

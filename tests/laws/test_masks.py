@@ -24,10 +24,6 @@ def config_of(algorithm: str, kind: str, **options):
     return make_config(env, algorithm=algorithm, **OPTIONS | {"workers": 0} | options)
 
 
-def digests(trainer: Trainer) -> list[str]:
-    return [trainer.learner.weights_digest() for _ in trainer]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {*OF_CONTINUOUS_ACTIONS}))
 def test_nothing_forbidden_is_done_in_a_million_steps(algorithm):
@@ -80,7 +76,7 @@ def test_ignored_masks_are_said(tmp_path):
 def test_a_policy_outside_needs_the_mask(algorithm, tmp_path):
     """Step by step it acts as an evaluation does."""
     with Trainer(config_of(algorithm, "Choice")) as trainer:
-        digests(trainer)
+        list(trainer)
         trainer.save(tmp_path / "some.ckpt")
         request = trainer.evaluation_request(5, explore=False, seed=3)
         episodes = trainer._backend.collect(trainer.learner.snapshot(), request).episodes

@@ -25,7 +25,15 @@ from flame_rl.run import checkpoint
 from flame_rl.run.iteration import collect_iteration, learn_iteration
 from flame_rl.system.signals import end_if_stopped
 from tests.forks import Forked
-from tests.helpers import ROOT, clean_environment, contents, run_here, run_ok, start_main
+from tests.helpers import (
+    ROOT,
+    clean_environment,
+    contents,
+    finished_run,
+    run_here,
+    run_ok,
+    start_main,
+)
 from tests.runs import RUN, assert_same_run, wait_until
 
 pytestmark = pytest.mark.faults
@@ -35,10 +43,7 @@ EIGHT = (*RUN, "--iterations", "8", "--workers", "0", "--checkpoint-every", "2")
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory) -> Path:
     """The folder of a finished run of eight iterations."""
-    folder = tmp_path_factory.mktemp("eight")
-    arguments = (*EIGHT, "--output", "run", "--keep-checkpoints", "9")
-    run_ok(*arguments, cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *EIGHT, "--keep-checkpoints", "9")
 
 
 def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):

@@ -47,6 +47,7 @@ from tests.learners import (
     learner_of,
     make_config,
     random_episodes,
+    shaken,
 )
 
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
@@ -168,10 +169,6 @@ LOSSES = {
 }
 
 
-def losses_of(head: str) -> list[str]:
-    return ["value"] if head == "value" else ["clipped", "policy gradient"]
-
-
 @pytest.mark.parametrize("slice_rows", [1 << 17, 16])
 @pytest.mark.parametrize("head", HEADS[1:])
 def test_an_epoch_is_its_minibatches_by_torch(head, slice_rows, monkeypatch):
@@ -182,7 +179,7 @@ def test_an_epoch_is_its_minibatches_by_torch(head, slice_rows, monkeypatch):
     if slice_rows == 16:
         monkeypatch.setattr(compiled_module, "_ONE_CALL", 1)
     epoch, config = epoch_of(head, 150, 4, masked=slice_rows == 16), StepConfig(3e-3, 0.5)
-    for name in losses_of(head):
+    for name in ["value"] if head == "value" else ["clipped", "policy gradient"]:
         ours, theirs = (make(head, [12], "tanh", False, 5, seed=4) for _ in range(2))
         assert runs_compiled(ours.network, epoch, LOSSES[name])
         our_steps = train_epoch(ours.network, ours.adam, epoch, LOSSES[name], config)
@@ -305,9 +302,7 @@ def test_networks_of_model_py_are_compiled(name, activation):
         options["layer_norm"] = name != "critic"
     config = make_config("X-v0", algorithm=algorithm, **options)
     spec = EnvironmentSpec("X-v0", BOX, actions)
-    trained, other = in_training(function(spec, config)), function(spec, config)
-    for parameter in other.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    trained, other = in_training(function(spec, config)), shaken(function(spec, config))
     if hasattr(other.normalizer, "set"):
         other.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
     trained.module.load_state_dict(other.state_dict())

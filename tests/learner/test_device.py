@@ -21,25 +21,14 @@ from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import episode_of, spec_of, together
+from tests.helpers import spec_of
+from tests.learner.test_inputs import random_episodes
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_config, make_learner, policy_and_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PICTURE = spaces.Box(0, 255, (6, 5, 2), np.uint8)
 VECTOR = spaces.Box(-10, 10, (60,))
 CPU, META = torch.device("cpu"), torch.device("meta")
-
-
-def random_episodes(spec: EnvironmentSpec):
-    rng, episodes = np.random.default_rng(3), []
-    for index, length in enumerate([9, 4, 12]):
-        actions = rng.integers(0, 5, length).astype(np.int32)
-        if spec.continuous:
-            actions = rng.standard_normal((length, 3)).astype(np.float32)
-        pictures = rng.integers(0, 256, (length + 1, 60)).astype(np.uint8)
-        rewards = rng.standard_normal(length)
-        episodes.append(episode_of(index, pictures, actions, rewards, index != 1, index == 1))
-    return together(episodes)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +63,12 @@ def test_every_algorithm_learns_the_same_with_copies(algorithm, shared, monkeypa
         used.clear()
         monkeypatch.setattr(device, "device_of", lambda name, place=place: place)
         learner = make_learner(spec, **options)
-        learner.update(random_episodes(spec))
+        learner.update(random_episodes(spec, seed=3))
         state = copy.deepcopy(learner.state_dict())
         if algorithm in ("reinforce", "a2c", "ppo", "pqn", "bc"):  # the others' replay is in files
             learner = make_learner(spec, **options)
             learner.load_state_dict(state)
-        metrics.append(learner.update(random_episodes(spec)))
+        metrics.append(learner.update(random_episodes(spec, seed=3)))
         digests.append(learner.weights_digest())
         assert len(used) >= (1 if algorithm in ("pqn", "bc") else 2)
         assert all((each._module is not each._trained) is (place is not None) for each in used)

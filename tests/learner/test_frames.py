@@ -25,10 +25,10 @@ LENGTHS = [3, 1, 7, 2, 5]
 TERMINATED = [True, False, False, True, True]
 
 
-def stack(observations: np.ndarray, time: int, frames: int = K) -> np.ndarray:
+def stack(observations: np.ndarray, time: int) -> np.ndarray:
     """The last observations up to `time`, one after another, in Python."""
     zeros = np.zeros_like(observations[0])
-    steps = range(time - frames + 1, time + 1)
+    steps = range(time - K + 1, time + 1)
     return np.stack([observations[t] if t >= 0 else zeros for t in steps])
 
 

@@ -12,18 +12,14 @@ from flame_rl.learner.off_policy.replay.hindsight import GoalFunctions, find_goa
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from tests.goals import Bits, Counted, Maze, Old, Panda, Point
-from tests.helpers import described, episode_of, together
+from tests.helpers import described, environment_id, episode_of, together
 from tests.learners import make_config
-
-
-def id_of(name: str) -> str:
-    return f"tests.goals:{name}-v0"
 
 
 def played(name: str, episodes: int = 30):
     """Random episodes by Gymnasium alone: what is achieved with each step, and the episodes as
     actors record them."""
-    env = gymnasium.make(id_of(name))
+    env = gymnasium.make(environment_id(name, "goals"))
     achieved, recorded = [], []
     for index in range(episodes):
         seen, _ = env.reset(seed=index)
@@ -53,7 +49,7 @@ def played(name: str, episodes: int = 30):
 @pytest.mark.parametrize("kind", [Bits, Point, Maze, Panda, Old], ids=lambda kind: kind.__name__)
 def test_other_goals_have_the_rewards_and_ends_of_the_environment(kind):
     env, achieved, episodes = played(kind.__name__)
-    env_id = id_of(kind.__name__)
+    env_id = environment_id(kind.__name__, "goals")
     functions = GoalFunctions(Environment(env_id), find_goals(described(env_id)))
     functions.check(episodes)
     # Each goal with one that was reached at some other time, and with itself.
@@ -77,19 +73,14 @@ def test_the_learners_environment_is_closed(sound, monkeypatch, capsys):
     assert capsys.readouterr().err.count(words) == (0 if sound else 2)
 
 
-def trainer_of(name: str, **options) -> Trainer:
+def train(name: str, **options) -> None:
     given = {"iterations": 2, "episodes_per_iter": 4, "steps_per_iter": None, "hidden_sizes": (4,)}
     given |= {"warm_up_steps": 8, "batch_size": 4, "updates_per_step": 0.1, "hindsight": "future"}
-    env = name if ":" in name or "-" in name else id_of(name)
+    env = name if ":" in name or "-" in name else environment_id(name, "goals")
     algorithm = "dqn" if name in ("Bits", "Ending", "cartpole", "CartPole-v1") else "sac"
     config = {"algorithm": algorithm, "workers": 0, "local": True}
-    return Trainer(make_config(env, **config | given | options))
-
-
-def train(name: str, **options) -> None:
-    with trainer_of(name, **options) as trainer:
-        for _ in trainer:
-            pass
+    with Trainer(make_config(env, **config | given | options)) as trainer:
+        list(trainer)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +133,6 @@ def test_goals_that_are_not_numbers_are_refused(achieved, desired):
 
 
 def test_several_agents_are_refused():
-    spec = described(id_of("Bits"))
+    spec = described(environment_id("Bits", "goals"))
     with pytest.raises(UsageError, match=r"--hindsight: .*several agents"):
         find_goals(replace(spec, agents=("a", "b")))

@@ -15,7 +15,7 @@ from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_columns
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
 from tests.helpers import together
-from tests.learners import make_config, make_learner
+from tests.learners import make_config, make_learner, shaken
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPACE = spaces.Dict(
@@ -49,10 +49,8 @@ def policy_of(spec: EnvironmentSpec, **options) -> torch.nn.Module:
     """Away from its small first outputs, with statistics."""
     settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
     torch.manual_seed(0)
-    policy, rng = model.policy(spec, make_config("X-v0", **settings)), np.random.default_rng(3)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    policy = shaken(model.policy(spec, make_config("X-v0", **settings)), 0.05)
+    rng = np.random.default_rng(3)
     for numbers, part in normalizers_of(policy.normalizer):
         part.set(*rng.uniform(1, 4, (2, numbers.stop - numbers.start)))
     return policy

@@ -163,13 +163,10 @@ def test_a_shared_policy_carries_nothing_else_to_actors():
     assert [layer.kind for layer in layers] == ["normalize", "dense", "tanh", "dense"]
 
 
-class Watched(nn.Module):
+class Watched(Size):
     """Keeps what it has seen."""
 
     seen: list[dict[str, torch.Tensor]] = []  # noqa: RUF012
-
-    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
-        super().__init__()
 
     def forward(self, features, samples):
         self.seen.append(samples)

@@ -18,7 +18,7 @@ from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.layers import MEMORIES
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import collect, described, environment_id
-from tests.learners import ON_POLICY, make_config, make_learner
+from tests.learners import ON_POLICY, make_config, make_learner, shaken
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -33,10 +33,7 @@ def policy_of(memory: str, actions: str = "gaussian", hidden: tuple[int, ...] = 
     spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
     config = make_config("X-v0", memory=memory, memory_size=5, hidden_sizes=hidden)
     torch.manual_seed(0)
-    policy = model.policy(spec, config)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    policy = shaken(model.policy(spec, config))
     policy.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
     return policy
 
@@ -58,17 +55,6 @@ def samples_of(actions: str, lengths: np.ndarray = LENGTHS) -> dict[str, np.ndar
     }
 
 
-def one_by_one(module, samples, function) -> list[torch.Tensor]:
-    """The function of module, observations and actions, of each episode by itself."""
-    starts = np.flatnonzero(samples["time"] == 0)
-    parts = zip(
-        np.split(samples["inputs"], starts[1:]),
-        np.split(samples["actions"], starts[1:]),
-        strict=True,
-    )
-    return [function(module, torch.from_numpy(x), torch.from_numpy(a)) for x, a in parts]
-
-
 @pytest.mark.parametrize("hidden", [(6,), ()])
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -78,11 +64,12 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     network = network_of(policy)
     assert network.remembers
 
-    parts = one_by_one(
-        policy,
-        samples,
-        lambda m, x, a: m.outputs({"inputs": x, "actions": a.long() if a.dtype != x.dtype else a}),
-    )
+    starts = np.flatnonzero(samples["time"] == 0)[1:]
+    inputs, taken = (np.split(samples[name], starts) for name in ("inputs", "actions"))
+    parts = []
+    for x, a in zip(map(torch.from_numpy, inputs), map(torch.from_numpy, taken), strict=True):
+        a = a.long() if actions != "gaussian" else a
+        parts.append(policy.outputs({"inputs": x, "actions": a}))
     log_prob, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
     (got, got_entropy) = network.outputs(samples)
     np.testing.assert_allclose(got, log_prob.detach(), rtol=1e-4, atol=1e-5)

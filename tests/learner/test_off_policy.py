@@ -514,16 +514,6 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
 # When gradient steps are taken, and how exploration falls
 
 
-class Recorded:
-    """An algorithm's own part with other `steps`."""
-
-    def __init__(self, inner, steps) -> None:
-        self._inner, self.steps = inner, steps
-
-    def __getattr__(self, name: str):
-        return getattr(self._inner, name)
-
-
 @pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
 def test_epsilon_falls_linearly_in_env_steps(algorithm):
     fixed = {"epsilon_start": 0.9, "epsilon_end": 0.1, "warm_up_steps": 1000}
@@ -592,17 +582,17 @@ def test_the_learning_rates_fall_to_nothing(algorithm):
     assert moves[1] == moves[1.25] == [0] * len(adams)
 
 
-def test_priorities_are_the_last_errors():
+def test_priorities_are_the_last_errors(monkeypatch):
     learner = learner_of("prioritised", warm_up_steps=34, updates_per_step=0.001, batch_size=20)
-    replay, errors = learner.algorithm.replay, {}
-    steps = learner.algorithm.inner.steps
+    replay, inner, errors = learner.algorithm.replay, learner.algorithm.inner, {}
+    steps = inner.steps
 
     def recorded(samples, generator, decay):
         for numbers in steps(samples, generator, decay):
             errors["last"] = numbers["td_error"]
             yield numbers
 
-    object.__setattr__(learner.algorithm, "inner", Recorded(learner.algorithm.inner, recorded))
+    monkeypatch.setattr(inner, "steps", recorded)
     prioritize, positions = replay.prioritize, {}
 
     def remember(where, numbers):
@@ -610,7 +600,7 @@ def test_priorities_are_the_last_errors():
         np.testing.assert_array_equal(numbers, errors["last"])
         prioritize(where, numbers)
 
-    replay.prioritize = remember
+    monkeypatch.setattr(replay, "prioritize", remember)
     learner.update(random_episodes(False))
     kept = replay.state_dict()["priorities"]
     # What was not drawn yet has the greatest priority before this step, 1.

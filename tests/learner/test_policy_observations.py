@@ -14,7 +14,7 @@ from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learners import make_config
+from tests.learners import make_config, shaken
 
 NUMBERS = {
     "arm": spaces.Box(-1, 1, (3,), np.float32),
@@ -42,12 +42,7 @@ def policy_of(observed: dict, keys: tuple[str, ...], algorithm: str = "ppo", **o
     options |= {"hidden_sizes": (8, 6), "policy_observations": keys}
     config = make_config("X-v0", algorithm=algorithm, **options)
     torch.manual_seed(0)
-    made = MAKERS[algorithm](spec_of(observed, algorithm), config)
-    rng = np.random.default_rng(1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.from_numpy(rng.standard_normal(parameter.shape)))
-    return made
+    return shaken(MAKERS[algorithm](spec_of(observed, algorithm), config))
 
 
 def observations(observed: dict, rows: int, frames: int = 1) -> tuple[list[dict], np.ndarray]:

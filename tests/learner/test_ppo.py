@@ -17,6 +17,7 @@ from flame_rl.learner.on_policy.returns import standardize, trust
 from flame_rl.learner.training.autograd import torch_loss
 from flame_rl.learner.training.frames import step_rows
 from tests.helpers import episode_of, together
+from tests.learner.test_impala import by_definition
 from tests.learners import learner_of, random_episodes
 
 
@@ -201,20 +202,10 @@ def test_a_baseline_that_errs_moves_a_policy_less():
     assert trust(rng.normal(0, 1, 9), np.ones(9)) == 0
 
 
-def split_values(values, episodes):
-    """One list for each episode, of one more value than it has steps."""
-    out, start = [], 0
-    for rewards in episodes:
-        out.append(values[start : start + len(rewards) + 1])
-        start += len(rewards) + 1
-    return out
-
-
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
-    """v_s - V_s = sum over t >= s of discount^(t-s) (c_s ... c_{t-1}) rho_t delta_t (Espeholt et
-    al. 2018, eq. 1), with c = lambda min(1, ratio) and rho = min(1, ratio)."""
+    """With c = lambda min(1, ratio) and rho = min(1, ratio)."""
     episodes, discount, seed = batch
     rewards, lengths = flat(episodes)
     rng = np.random.default_rng(seed)
@@ -222,17 +213,14 @@ def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
     terminated = rng.random(len(episodes)) < 0.5
     ratios = np.exp(rng.normal(0, 1, len(rewards)))
     expected, start = [], 0
-    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
-        v = [*v[:-1], 0.0 if ended else v[-1]]
-        ratio = ratios[start : start + len(r)]
-        start += len(r)
-        for s in range(len(r)):
-            total = 0.0
-            for t in range(s, len(r)):
-                product = np.prod([gae_lambda * min(1.0, ratio[i]) for i in range(s, t)])
-                delta = min(1.0, ratio[t]) * (r[t] + discount * v[t + 1] - v[t])
-                total += discount ** (t - s) * product * delta
-            expected.append(total)
+    for place, (length, ended) in enumerate(zip(lengths, terminated, strict=True)):
+        steps = slice(start, start + length)
+        v = values[start + place :][: length + 1]
+        discounts = np.full(length, discount)
+        discounts[-1] *= not ended
+        columns = rewards[steps], discounts, v[:-1], v[1:], np.minimum(1, ratios[steps])
+        expected += by_definition(*columns, length, gae_lambda)[0].tolist()
+        start += length
     plain = Batch({"rewards": rewards}, step_rows(lengths), lengths, terminated)
     found, ones, without = (
         replace(plain, ratios=each).advantages(values, discount, gae_lambda)

@@ -227,9 +227,8 @@ def learned(algorithm: str, *parts: Episodes, **options) -> Learner:
     return learner
 
 
-def moved(episodes: Episodes, factor: float, shift: float = 0.0) -> Episodes:
-    observations = (episodes.observations * factor + shift).astype(np.float32)
-    return replace(episodes, columns=episodes.columns | {"observations": observations})
+def moved(episodes: Episodes, factor: float) -> Episodes:
+    return changed(episodes, observations=(episodes.observations * factor).astype(np.float32))
 
 
 @pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)

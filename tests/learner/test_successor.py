@@ -95,8 +95,7 @@ def learned(tmp_path_factory):
     path = tmp_path_factory.mktemp("successor") / "trained.ckpt"
     settings = {"learning_rate": 3e-3, "tau": 0.02, "epsilon_steps": 2_000, "epsilon_end": 0.3}
     with make(reward_weights=WEIGHTS, iterations=14, **settings) as trainer:
-        for _ in trainer:
-            pass
+        list(trainer)
         trainer.save(path)
     return path
 

@@ -11,15 +11,14 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.nets.test_company import assert_same_in_any_company
 
 # Size of the pictures, and filters, width and stride of each layer.
-ATARI = (84, 84, 4), [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-MINATAR = (10, 10, 4), [(16, 3, 1)]
-OTHERS = {
+NETWORKS = {
+    "atari": ((84, 84, 4), [(32, 8, 4), (64, 4, 2), (64, 3, 1)]),
+    "minatar": ((10, 10, 4), [(16, 3, 1)]),
     "one filter": ((5, 7, 1), [(1, 3, 1)]),
     "as large as the picture": ((4, 4, 2), [(3, 4, 1)]),
     "places are left over": ((11, 8, 3), [(5, 4, 3), (6, 2, 1)]),
     "of one number": ((1, 1, 1), [(2, 1, 1)]),
 }
-NETWORKS = {"atari": ATARI, "minatar": MINATAR, **OTHERS}
 
 
 def network(size, layers, outputs: int = 0) -> nn.Sequential:

@@ -75,17 +75,16 @@ def test_noise_is_added_to_a_deterministic_action_and_clipped(theta):
     assert abs(actions).max() == abs(greedy).max() == 1
 
 
-def ornstein_uhlenbeck(theta: float, std: np.ndarray) -> ActingPolicy:
-    """A policy whose action without noise is 0."""
-    weight, bias = np.zeros((1, len(std)), np.float32), np.zeros(len(std), np.float32)
-    head = Layer("noisy", {"std": std, "theta": floats(theta)})
+def of_zeros(width: int, kind: str, **arrays: np.ndarray) -> ActingPolicy:
+    """A policy with this head, whose network gives 0."""
+    weight, bias = np.zeros((1, width), np.float32), np.zeros(width, np.float32)
     layer = Layer("dense", {"weight": weight, "bias": bias})
-    return ActingPolicy(PolicySnapshot(0, (layer,), head))
+    return ActingPolicy(PolicySnapshot(0, (layer,), Layer(kind, arrays)))
 
 
 def test_ornstein_uhlenbeck_by_definition():
     std = floats(0.02, 0.05)
-    policy = ornstein_uhlenbeck(0.15, std)
+    policy = of_zeros(2, "noisy", std=std, theta=floats(0.15))
     noise = policy.draw_noise(np.random.default_rng(4), 200)
     actions = policy.act(np.zeros((200, 1), np.float32), noise)
     generator = np.random.default_rng(4)
@@ -113,9 +112,7 @@ def test_noise_has_the_same_bits_however_many_steps_are_drawn_at_a_time(kind):
 
 @pytest.mark.parametrize("repeat", [0.3, 0.95])
 def test_exploration_is_repeated(repeat):
-    layer = Layer("dense", {"weight": np.zeros((1, 3), np.float32), "bias": floats(0, 0, 0)})
-    head = Layer("epsilon_greedy", {"epsilon": floats(0.3), "repeat": floats(repeat)})
-    policy = ActingPolicy(PolicySnapshot(0, (layer,), head))
+    policy = of_zeros(3, "epsilon_greedy", epsilon=floats(0.3), repeat=floats(repeat))
     noise = policy.draw_noise(np.random.default_rng(8), 1_000)
     generator, expected = np.random.default_rng(8), []
     for step in range(1_000):

@@ -1,7 +1,5 @@
 """The NumPy forward pass against torch."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
@@ -9,32 +7,21 @@ import torch
 import model
 from flame_rl.modules.layers import MEMORIES, LayerNorm
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.kinds import LAYERS
-from flame_rl.nets.layers import LayerKind
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from tests.helpers import collect, environment_id, plain, random_snapshot, spec_of
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from tests.helpers import random_snapshot, spec_of
+from tests.learners import shaken
 
 ACTIVATIONS = ["tanh", "relu", "silu"]
 
 
-def policy_of(
-    continuous: bool, activation: str, hidden=(32, 16), normalizes: bool = False, action_space=None
-) -> torch.nn.Module:
-    spec = spec_of(5, 3, continuous)
-    if action_space is not None:
-        spec = EnvironmentSpec("X-v0", spec.observation_space, action_space)
-    config = TrainConfig(
-        activation=activation, hidden_sizes=hidden, normalize_observations=normalizes
-    )
-    policy = model.policy(spec, config)
+def policy_of(continuous: bool, activation: str, normalizes: bool = False) -> torch.nn.Module:
+    options = {"activation": activation, "normalize_observations": normalizes}
+    policy = model.policy(spec_of(5, 3, continuous), TrainConfig(hidden_sizes=(32, 16), **options))
     if normalizes:
         policy.normalizer.set(np.array([0, 1, -2, 5, 0.5]), np.array([1, 0.1, 3, 9, 1e-4]))
-    with torch.no_grad():  # away from the small first outputs
-        for parameter in policy.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape)
-    return policy
+    return shaken(policy)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -43,9 +30,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
     torch.manual_seed(1)
     policy = policy_of(continuous, activation, normalizes=normalizes).double()
     if continuous:
-        policy.network.insert(1, norm := LayerNorm(32).double())
-        for parameter in norm.parameters():
-            parameter.data += torch.randn(parameter.shape)
+        policy.network.insert(1, shaken(LayerNorm(32), 1.0).double())
     observations = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
     observations[0] *= 1000
     with torch.no_grad():
@@ -61,10 +46,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
 def test_numpy_equals_torch_step_by_step(kind):
     """Over 40 steps of 8 episodes: one product at a time here, whole sequences there."""
     torch.manual_seed(4)
-    memory = MEMORIES[kind](5, 7)
-    with torch.no_grad():
-        for parameter in memory.parameters():
-            parameter += 0.4 * torch.randn(parameter.shape)
+    memory = shaken(MEMORIES[kind](5, 7), 0.4)
     head = Layer("gaussian", {"log_std": np.zeros(7, np.float32)})
     acting = ActingPolicy(PolicySnapshot(0, (memory.layer(),), head))
     observations = np.random.default_rng(0).standard_normal((40, 8, 5)).astype(np.float32) * 2
@@ -134,44 +116,3 @@ def test_gaussian_sampling_by_definition():
         acting.forward(observations) + np.exp(np.float64(snapshot.head.arrays["log_std"])) * noise
     )
     np.testing.assert_allclose(acting.act(observations, noise), expected, rtol=1e-6)
-
-
-WANDERING = environment_id("Wandering")
-
-
-class SumLayer(LayerKind):
-    """The scaled sum of the episode's inputs so far."""
-
-    arrays: ClassVar = {"scale": ("in",)}
-    state = ("in",)
-
-    def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        total = state + x * self.scale
-        return total, total
-
-
-@pytest.fixture
-def summing(monkeypatch) -> PolicySnapshot:
-    """A policy whose action is the scaled sum of the episode's observations so far."""
-    monkeypatch.setitem(LAYERS, "sum", SumLayer)
-    layer = Layer("sum", {"scale": np.array([0.1], np.float32)})
-    return PolicySnapshot(0, (layer,), Layer("gaussian", {"log_std": np.zeros(1, np.float32)}))
-
-
-def sums(observations: np.ndarray) -> np.ndarray:
-    """What `summing` does, one step after another, rounded to float32 at each."""
-    total, found = np.float32(0), []
-    for observation in observations[:, 0]:
-        total = np.float32(float(total) + float(observation) * float(np.float32(0.1)))
-        found.append(total)
-    return np.array(found)
-
-
-def test_an_episode_remembers_its_own_steps_from_its_first(summing):
-    """More episodes than slots, which end at different times: slots are used again and again, and
-    towards the end there are fewer of them than rows of a block."""
-    count = 3 * plain(WANDERING).slots + 5
-    episodes = collect(WANDERING, range(count), summing, explore=False)
-    assert len(set(episodes.lengths.tolist())) > 5
-    for episode in episodes:
-        np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))

@@ -47,8 +47,7 @@ def probability_of_right(observed: dict, seed: int) -> float:
     """Of the actions that pay, after ten iterations."""
     options = QUICK | {"algorithm": "ppo", "iterations": 10, "seed": seed} | observed
     with Trainer(make_config(environment_id("HiddenReward"), **options)) as trainer:
-        for _ in trainer:
-            pass
+        list(trainer)
         policy = ActingPolicy(trainer.learner.snapshot())
     seen = np.array([-1, 1] * 4, np.float32)
     columns = [seen] if policy.observation_dim == 1 else [9 * np.sign(seen[::-1]), seen]

@@ -9,25 +9,22 @@ from flame_rl.learner.learner import Learner
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Policy
 from flame_rl.settings.algorithms import ALGORITHMS
+from tests import runs
 from tests.helpers import described, environment_id
 from tests.learners import make_config
 
 # What makes tiny problems quick, and nothing about what is computed.
-QUICK = {
+QUICK = runs.QUICK | {
     "iterations": 40,
     "episodes_per_iter": 50,
-    "learning_rate": 0.02,
     "value_learning_rate": 0.02,
     "minibatches": 2,
-    "max_kl": 1.0,
-    "hidden_sizes": (16,),
 }
 
 
 def solve(name: str, **options):
     env_id = environment_id(name)
-    config = make_config(env_id, workers=0, local=True, **(QUICK | options))
-    with Trainer(config) as trainer:
+    with Trainer(make_config(env_id, **QUICK | options)) as trainer:
         return list(trainer), trainer.learner
 
 
@@ -47,16 +44,11 @@ VARIANTS = [
 # The same for learners with replay.
 QUICK_REPLAY = {
     "iterations": 25,
-    "steps_per_iter": None,
     "episodes_per_iter": 20,
-    "hidden_sizes": (16,),
     "learning_rate": 0.01,
     "value_learning_rate": 0.01,
-    "warm_up_steps": 0,
-    "batch_size": 32,
     "updates_per_step": 0.5,
     "epsilon_steps": 400,
-    "epsilon_end": 0.0,
     "tau": 0.1,
     "capacity": 5_000,
     "lowest_return": -15.0,
@@ -308,6 +300,5 @@ def test_wishes_are_fulfilled_with_hindsight(hindsight, least, most):
     options |= {"epsilon_steps": 2000, "epsilon_end": 0.1, "outcomes": ("is_success",)}
     options |= {"algorithm": "dqn", "hindsight": hindsight, "workers": 0, "local": True}
     with Trainer(make_config("tests.goals:Bits-v0", **options)) as trainer:
-        for _ in trainer:
-            pass
+        list(trainer)
         assert least <= trainer.evaluate(100).outcomes["is_success"] <= most

@@ -1,7 +1,5 @@
 """Learning curves: which runs are one setting, their mean, and the pictures."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -18,6 +16,7 @@ from flame_rl.report.runs import (
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
+from tests.runs import write_run
 
 SETTINGS = {"iterations": 20, "steps_per_iter": 100, "learning_rate": 0.01}
 
@@ -31,22 +30,8 @@ TINY = config_of()
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Writes a run folder with the files that plots are made of."""
-
-    def make(name: str, config: TrainConfig, rewards, steps=100.0, seconds=2.0):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text(config.to_json())
-        with (folder / "metrics.csv").open("w") as metrics, (folder / "timing.csv").open("w") as t:
-            metrics_rows, timing_rows = csv.writer(metrics), csv.writer(t)
-            metrics_rows.writerow(("iteration", "env_steps", "reward_mean", "weights_digest"))
-            timing_rows.writerow(("iteration", "collecting_seconds", "updating_seconds"))
-            for i, reward in enumerate(rewards):
-                metrics_rows.writerow((i, (i + 1) * steps, reward, "abc"))
-                timing_rows.writerow((i, 0.75 * seconds, 0.25 * seconds))
-        return folder
-
-    return make
+    """Writes a run into a folder of this name."""
+    return lambda name, *given, **options: write_run(tmp_path / name, *given, **options)
 
 
 def test_a_run_is_read_over_steps_and_over_seconds_without_a_torn_last_line(make_run):
@@ -60,33 +45,51 @@ def test_a_run_is_read_over_steps_and_over_seconds_without_a_torn_last_line(make
     assert run.config == TINY
 
 
-def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
-    configs = {
-        "seed 0": TINY,
-        "seed 1, elsewhere": TrainConfig(
-            **SETTINGS, seed=1, workers=3, local=True, task_timeout=9.0
+SEEDS = {
+    "seed 0": TINY,
+    "seed 1, elsewhere": config_of(seed=1, workers=3, local=True, task_timeout=9.0),
+    "ppo": config_of(algorithm="ppo", learning_rate=0.5),
+    "quicker": config_of(learning_rate=0.02),
+    "hopper": config_of(env="hopper", learning_rate=0.3),
+}
+# A short name is the same environment, and another device another setting.
+DEVICES = {
+    "short": config_of(env="cartpole"),
+    "whole": config_of(env="CartPole-v1", seed=1),
+    "card": config_of(env="cartpole", device="cuda"),
+}
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        (
+            SEEDS,
+            [
+                ("CartPole-v1: reinforce, learning rate 0.01", ["seed 0", "seed 1, elsewhere"]),
+                # Another algorithm or environment is difference enough.
+                ("CartPole-v1: ppo", ["ppo"]),
+                ("CartPole-v1: reinforce, learning rate 0.02", ["quicker"]),
+                ("Hopper-v5: reinforce", ["hopper"]),
+            ],
         ),
-        "ppo": config_of(algorithm="ppo", learning_rate=0.5),
-        "quicker": config_of(learning_rate=0.02),
-        "hopper": config_of(env="hopper", learning_rate=0.3),
-    }
+        (
+            DEVICES,
+            [
+                ("CartPole-v1: reinforce, device auto", ["short", "whole"]),
+                ("CartPole-v1: reinforce, device cuda", ["card"]),
+            ],
+        ),
+    ],
+    ids=["seeds", "devices"],
+)
+def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(configs, expected, make_run):
     runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
     settings = group_runs(runs)
-    assert [[run.folder.name for run in setting.runs] for setting in settings] == [
-        ["seed 0", "seed 1, elsewhere"],
-        ["ppo"],
-        ["quicker"],
-        ["hopper"],
-    ]
-    # Another algorithm or environment is difference enough.
-    assert [setting.name for setting in settings] == [
-        "reinforce, learning rate 0.01",
-        "ppo",
-        "reinforce, learning rate 0.02",
-        "reinforce",
-    ]
-    two = columns_of(settings[2:], ("reward_mean", "env_steps"))
-    assert [setting.name for setting in two] == ["reward_mean", "env_steps"] * 2
+    found = [(f"{each.env}: {each.name}", [r.folder.name for r in each.runs]) for each in settings]
+    assert found == expected
+    alone = columns_of(settings[2:], ("reward_mean", "env_steps"))
+    assert [each.name for each in alone] == ["reward_mean", "env_steps"] * len(settings[2:])
 
 
 def test_the_same_seed_twice_counts_once(make_run, monkeypatch, capsys):
@@ -102,25 +105,6 @@ def test_the_same_seed_twice_counts_once(make_run, monkeypatch, capsys):
     assert "empty: no iteration was finished" in told and "it is left out" in told
     with pytest.raises(UsageError, match="none of these folders holds a run"):
         plot([str(empty), str(empty.parent / "nowhere")])
-
-
-def test_a_short_name_is_the_same_environment_and_another_device_another_setting(make_run):
-    configs = {
-        "short": config_of(env="cartpole"),
-        "whole": config_of(env="CartPole-v1", seed=1),
-        "card": config_of(env="cartpole", device="cuda"),
-    }
-    runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
-    settings = group_runs(runs)
-    assert [[run.folder.name for run in setting.runs] for setting in settings] == [
-        ["short", "whole"],
-        ["card"],
-    ]
-    assert [setting.name for setting in settings] == [
-        "reinforce, device auto",
-        "reinforce, device cuda",
-    ]
-    assert {setting.env for setting in settings} == {"CartPole-v1"}
 
 
 def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_run):
@@ -359,19 +343,15 @@ def test_iterations_without_a_value_are_left_out(make_run):
     assert run.seconds.tolist() == [4, 6]
 
 
-def add_evaluations(folder, every: int, rewards) -> None:
-    rows = [f"{every * (i + 1) - 1},{reward}" for i, reward in enumerate(rewards)]
-    (folder / "evaluations.csv").write_text("\n".join(["iteration,reward_mean", *rows]) + "\n")
-
-
 def test_evaluations_are_drawn_where_all_runs_of_an_environment_have_some(
     make_run, tmp_path, drawn, capsys
 ):
     for env in ("cartpole", "hopper"):
         for seed in (0, 1):
-            folder = make_run(f"{env} {seed}", config_of(env=env, seed=seed), range(20))
-            if env == "cartpole" or seed == 0:
-                add_evaluations(folder, 5, [100 + seed, 200, 300, 400 + 2 * seed])
+            means = [(4, 100 + seed), (9, 200), (14, 300), (19, 400 + 2 * seed)]
+            some = means if env == "cartpole" or seed == 0 else ()
+            config = config_of(env=env, seed=seed)
+            make_run(f"{env} {seed}", config, range(20), evaluations=some)
     plot([str(tmp_path)])
     (figure,) = drawn
     first, _, second, _ = figure.axes
@@ -390,7 +370,6 @@ def test_evaluations_are_drawn_where_all_runs_of_an_environment_have_some(
 
 
 def test_a_folder_of_runs_stands_for_every_run_below_it(make_run, tmp_path, drawn, capsys):
-    (tmp_path / "all" / "deep").mkdir(parents=True)
     for name, seed in (("all/a", 0), ("all/deep/b", 1), ("all/deep/c", 2)):
         make_run(name, config_of(seed=seed), range(20))
     (tmp_path / "all" / "notes").mkdir()

@@ -1,6 +1,5 @@
 """What --verbose and --tensorboard add, and that a report which fails stops no training."""
 
-import csv
 import json
 import re
 import shutil
@@ -13,7 +12,8 @@ import pytest
 from flame_rl.report import Reporters
 from flame_rl.report.tables import read_columns, refuse_names_of_columns
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here, run_ok
+from tests.helpers import environment_id, refusal, run_here, run_ok
+from tests.helpers import table as read_table
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "8"),
@@ -62,11 +62,10 @@ def test_tensorboard_shows_the_settings(reported):
 
 
 def table(run: Path, name: str) -> list[dict[str, float]]:
-    with (run / name).open(newline="") as file:
-        return [
-            {key: float(value or "nan") for key, value in row.items() if key != "weights_digest"}
-            for row in csv.DictReader(file)
-        ]
+    return [
+        {key: float(value or "nan") for key, value in row.items() if key != "weights_digest"}
+        for row in read_table(run / name)
+    ]
 
 
 def test_tensorboard_shows_what_the_files_say(reported):
@@ -198,10 +197,9 @@ def test_verbose_adds_lines_and_changes_none(reported, tmp_path):
 
 def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    done = run_here(*RUN, "--tensorboard", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "the package tensorboard is needed and cannot be imported" in done.stderr
-    assert "`uv run --group tensorboard main.py …` installs it" in done.stderr
+    said = refusal(*RUN, "--tensorboard", cwd=tmp_path)
+    assert "the package tensorboard is needed and cannot be imported" in said
+    assert "`uv run --group tensorboard main.py …` installs it" in said
     assert not (tmp_path / "run").exists()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import trackers
-from tests.helpers import environment_id, run_here, run_ok, run_script, table
+from tests.helpers import environment_id, finished_run, refusal, run_here, run_ok, run_script, table
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "60", "--iterations", "3"),
@@ -89,9 +89,7 @@ def test_a_tracker_gets_settings_metrics_and_evaluations_and_the_same_run_again(
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
     """The folder of the run without a tracker."""
-    folder = tmp_path_factory.mktemp("plain")
-    run_ok(*RUN, cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *RUN)
 
 
 RAISES, EXITS = "RuntimeError: no route to the tracker", "SystemExit: 0"
@@ -157,8 +155,8 @@ def test_a_tracker_gets_the_films_of_its_run(stand_in, tmp_path):
 
 def test_a_tracker_that_is_not_there_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    done = run_here(*RUN, "--track", "mlflow", cwd=tmp_path)
-    assert done.returncode == 2 and "uv run --group mlflow main.py" in done.stderr
+    said = refusal(*RUN, "--track", "mlflow", cwd=tmp_path)
+    assert "uv run --group mlflow main.py" in said
     assert not (tmp_path / "run").exists()
 
 

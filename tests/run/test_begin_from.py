@@ -11,7 +11,7 @@ import pytest
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.system.errors import UsageError
-from tests.helpers import contents, environment_id, run_here, run_ok
+from tests.helpers import contents, environment_id, refusal, run_ok
 from tests.runs import assert_same_run, saved_weights
 
 SMALL = (
@@ -244,14 +244,13 @@ def test_a_run_that_saved_nothing_begins_again_with_the_same_state_or_not_at_all
     begun_only(run)
     (run / "checkpoints" / "00000000.ckpt").unlink()
     run_ok("--resume", "there", "--iterations", "5", cwd=tmp_path)
-    done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 2 and "there has gone on or was replaced" in done.stderr
+    assert "there has gone on or was replaced" in refusal("--resume", "run", cwd=tmp_path)
 
 
 def test_a_refused_run_leaves_no_folder(old, tmp_path):
     for words in (("--from", "nowhere"), ("--from", str(old / "ppo"), "--hidden-sizes", "5")):
-        done = run_here(*PPO, "--workers", "0", "--output", "new", *words, cwd=tmp_path)
-        assert done.returncode == 2 and "--from: no" in done.stderr
+        said = refusal(*PPO, "--workers", "0", "--output", "new", *words, cwd=tmp_path)
+        assert "--from: no" in said
         assert not (tmp_path / "new").exists()
 
 
@@ -304,9 +303,8 @@ def test_a_run_without_experience_has_none_to_give(old):
 
 def test_what_resume_refuses_points_to_from_which_takes_the_networks_settings(old, tmp_path):
     shutil.copytree(old / "ppo", tmp_path / "there")
-    refused = run_here("--resume", "there", "--gamma", "0.5", cwd=tmp_path)
-    assert refused.returncode == 2
-    (said,) = re.findall("its networks: (.*) in place of --resume", refused.stderr)
+    refused = refusal("--resume", "there", "--gamma", "0.5", cwd=tmp_path)
+    (said,) = re.findall("its networks: (.*) in place of --resume", refused)
     words = (*said.split(), "--gamma", "0.5", "--iterations", "1")
     words += ("--steps-per-iter", "60", "--workers", "0")
     run_ok(*words, "--output", "new", cwd=tmp_path)

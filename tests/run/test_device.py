@@ -9,8 +9,9 @@ import torch
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner.training import device
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here, run_ok
+from tests.helpers import environment_id, refusal, run_ok
 from tests.learners import make_config
+from tests.runs import flags_of
 
 CATCH = environment_id("Catch")
 OPTIONS = {
@@ -22,10 +23,7 @@ OPTIONS = {
     "local": True,
     "workers": 0,
 }
-FLAGS = (
-    *("--env", CATCH, "--algorithm", "ppo", "--hidden-sizes", "6", "--workers", "0"),
-    *("--episodes-per-iter", "5", "--epochs", "1", "--iterations", "2", "--output", "run"),
-)
+FLAGS = (*flags_of(OPTIONS | {"env": CATCH, "iterations": 2}), "--output", "run")
 
 
 @pytest.fixture
@@ -88,9 +86,8 @@ def test_a_run_says_where_it_learns(card, tmp_path):
     assert "  Device: Some Card (cuda)\n" in done.stdout and device_of_run(tmp_path) == "cuda"
 
     card(False)
-    done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --device: torch finds no graphics card: ")
+    said = refusal("--resume", "run", "--iterations", "3", cwd=tmp_path)
+    assert said.startswith("error: --device: torch finds no graphics card: ")
     done = run_ok("evaluate", "run", "--episodes", "2", "--workers", "0", cwd=tmp_path)
     assert "device" not in done.stderr
     resumed = ("--resume", "run", "--iterations")

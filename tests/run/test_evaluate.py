@@ -15,7 +15,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.run import checkpoint
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.run.results import bootstrap_interval, mean_interval, student_quantile
-from tests.helpers import environment_id, run_here, run_main, run_ok, table
+from tests.helpers import environment_id, finished_run, refusal, run_here, run_main, run_ok, table
 
 RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
 EVALUATED = (
@@ -28,9 +28,7 @@ EVALUATED = (
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The folder of a run that evaluates after its iterations 2, 5 and 8."""
-    folder = tmp_path_factory.mktemp("whole")
-    run_ok(*EVALUATED, "--workers", "0", "--output", "run", cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *EVALUATED, "--workers", "0")
 
 
 def evaluations(run: Path) -> list[dict[str, float]]:
@@ -227,8 +225,7 @@ def test_the_commands_options(whole, tmp_path):
 def test_mistakes_get_a_clear_error(words, message, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "file").touch()
-    done = run_here(*words, cwd=tmp_path)
-    assert done.returncode == 2 and message in done.stderr
+    assert message in refusal(*words, cwd=tmp_path)
 
 
 def test_on_a_cluster_it_is_the_same(memory, whole, tmp_path):

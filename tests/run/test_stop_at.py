@@ -9,7 +9,7 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.run.iteration import training_request
 from flame_rl.run.results import Totals
 from flame_rl.system.errors import UsageError
-from tests.helpers import run_ok, spec_of, table
+from tests.helpers import finished_run, run_ok, spec_of, table
 from tests.runs import assert_same_run
 
 RUN = (
@@ -24,9 +24,7 @@ def column(path: Path, name: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    run_ok(*RUN, "--output", "run", cwd=folder)
-    return folder / "run"
+    return finished_run(tmp_path_factory, *RUN)
 
 
 def test_it_ends_with_the_first_iteration_that_is_good_enough_and_can_go_on(whole, tmp_path):
@@ -71,14 +69,10 @@ def test_in_python_the_loop_ends_and_a_saved_trainer_remembers_it(tmp_path):
 SPEC = spec_of(1, 2, False)
 
 
-BEGUN = Totals()
-
-
-def episodes(settings: dict, limit: int | None, done: Totals = BEGUN, agents: int = 0) -> int:
-    names = tuple(map(str, range(agents)))
-    spec = replace(SPEC, time_limit=limit, agents=names)
-    config = TrainConfig("my_env:Mine-v0", "ppo", **settings)
-    return len(training_request(config, spec, done, 0).indices)
+def episodes(limit: int | None, agents: int = 0, done: Totals | None = None) -> int:
+    spec = replace(SPEC, time_limit=limit, agents=tuple(map(str, range(agents))))
+    config = TrainConfig("my_env:Mine-v0", "ppo")
+    return len(training_request(config, spec, done or Totals(), 0).indices)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +89,12 @@ def episodes(settings: dict, limit: int | None, done: Totals = BEGUN, agents: in
     ],
 )
 def test_as_few_episodes_as_have_the_steps_if_each_lasts_to_its_limit(limit, agents, expected):
-    assert episodes({}, limit, agents=agents) == expected
+    assert episodes(limit, agents) == expected
 
 
 def test_later_the_last_iteration_says_how_long_they_are():
-    assert episodes({}, 1000, Totals(1, 3, 90, 30.0)) == 69
-    assert episodes({}, 1000, Totals(1, 3, 90_000, 30_000.0)) == 1
+    assert episodes(1000, done=Totals(1, 3, 90, 30.0)) == 69
+    assert episodes(1000, done=Totals(1, 3, 90_000, 30_000.0)) == 1
 
 
 def test_the_last_iteration_has_what_is_left_of_the_steps():

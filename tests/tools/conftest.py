@@ -2,16 +2,12 @@
 
 import pytest
 
-from tests.helpers import run_ok
+from tests.helpers import finished_run
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """The folder in which `run` is one."""
-    folder = tmp_path_factory.mktemp("trained")
-    run_ok(
-        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
-        *("--algorithm", "ppo", "--max-episode-steps", "30", "--output", "run"),
-        cwd=folder,
-    )
-    return folder
+    words = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5")
+    more = ("--algorithm", "ppo", "--max-episode-steps", "30")
+    return finished_run(tmp_path_factory, *words, *more).parent

@@ -15,7 +15,8 @@ from flame_rl.modules.networks import Returns
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from tests.helpers import run_here, run_ok, spec_of
+from tests.helpers import refusal, run_ok, spec_of
+from tests.learners import shaken
 
 pytest.importorskip("onnx", reason="uv run --group export pytest")
 pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
@@ -36,14 +37,6 @@ def make_policy(spec=CONTINUOUS, **options):
     if hasattr(policy.normalizer, "set") and policy.normalizer.observation_dim == 5:
         policy.normalizer.set(np.array([0.0, 5, -5, 100, 0]), np.array([1.0, 2, 0.1, 30, 1e-4]))
     return policy
-
-
-def shaken(network, size=0.3):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += size * torch.randn(parameter.shape)
-    return network
 
 
 def action_values(**returns):
@@ -295,12 +288,11 @@ def test_whatever_learner_has_the_policy(tmp_path, options):
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
 def test_a_missing_package_exits_with_2(trained, monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    done = run_here("export", "run", "missing.onnx", cwd=trained)
-    assert done.returncode == 2 and not (trained / "missing.onnx").exists()
-    assert f"the package {missing} is needed" in done.stderr and "--group export" in done.stderr
+    said = refusal("export", "run", "missing.onnx", cwd=trained)
+    assert not (trained / "missing.onnx").exists()
+    assert f"the package {missing} is needed" in said and "--group export" in said
 
 
 def test_mistakes_exit_with_2(trained):
     for arguments in (("nothing", "policy.onnx"), ("run", "no folder/policy.onnx"), ("run", ".")):
-        done = run_here("export", *arguments, cwd=trained)
-        assert done.returncode == 2 and "Traceback" not in done.stderr
+        refusal("export", *arguments, cwd=trained)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_rl.actor.environments.converting import action_converter, write_observation
@@ -66,7 +66,6 @@ SPACES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(SPACES, st.integers(0, 1 << 30))
 def test_observations_are_flattened_as_gymnasium_does(space, seed):
     space.seed(seed)
@@ -87,7 +86,6 @@ def test_observations_are_flattened_as_gymnasium_does(space, seed):
         assert eval("observation" + part.name) is leaf
 
 
-@settings(deadline=None)
 @given(SPACES)
 def test_a_space_travels_as_data(space):
     data = json.loads(json.dumps(space_to_data(space), allow_nan=False))
@@ -180,7 +178,6 @@ def test_a_space_that_is_no_data_is_refused():
         space_to_data(spaces.Dict({"said": spaces.Text(4)}))
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x)))
 def test_data_of_any_content_is_refused(content):
     for kind in ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"):

@@ -13,8 +13,8 @@ CAPACITY = 12
 LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=4)
 
 
-def store_of(*lengths, capacity=CAPACITY):
-    store = ReplayStore(CONTINUOUS, capacity)
+def store_of(*lengths):
+    store = ReplayStore(CONTINUOUS, CAPACITY)
     for length in lengths:
         add(store, [length])
     return store
@@ -24,9 +24,13 @@ def add(store, lengths):
     store.add(make_episodes(lengths, [True] * len(lengths)))
 
 
-def chi_square(counts, probabilities):
+def assert_drawn_by(probabilities, positions):
+    """Of ten steps, after five that are gone. Pearson's chi-square of nine degrees of freedom is
+    greater than 33.7 once in ten thousand."""
+    counts = np.bincount(positions, minlength=15)
+    assert counts[:5].sum() == 0
     expected = counts.sum() * np.asarray(probabilities)
-    return float(((counts - expected) ** 2 / expected).sum())
+    assert ((counts[5:] - expected) ** 2 / expected).sum() < 33.7
 
 
 # The tree ------------------------------------------------------------------------------------
@@ -97,10 +101,7 @@ def test_uniform_draws_every_step_equally_often():
     assert (store.first, store.steps) == (5, 15)
     positions = uniform(store, 100_000, np.random.default_rng(0))
     assert positions.dtype == np.int64
-    counts = np.bincount(positions, minlength=15)
-    assert counts[:5].sum() == 0
-    # Nine degrees of freedom: greater than 33.7 once in ten thousand.
-    assert chi_square(counts[5:], np.full(10, 0.1)) < 33.7
+    assert_drawn_by(np.full(10, 0.1), positions)
 
 
 # Prioritised -------------------------------------------------------------------------------------
@@ -128,13 +129,6 @@ class NaivePriorities:
         return {position: power / sum(powers.values()) for position, power in powers.items()}
 
 
-def probabilities_of(sampler, store):
-    """The exact probabilities, by position."""
-    leaves = sampler.state()["priorities"]
-    positions = range(store.first, store.steps)
-    return dict(zip(positions, leaves / leaves.sum(), strict=True))
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.one_of(LENGTHS, st.integers(1, 9)), min_size=1, max_size=12),
@@ -158,10 +152,11 @@ def test_priorities_are_those_of_a_plain_dict(actions, alpha, seed):
             sampler.update(positions, priorities)
             naive.update(positions.tolist(), priorities.tolist())
         if store.steps:
-            assert probabilities_of(sampler, store) == pytest.approx(naive.probabilities())
+            leaves, exact = sampler.state()["priorities"], naive.probabilities()
+            kept = range(store.first, store.steps)
+            assert dict(zip(kept, leaves / leaves.sum(), strict=True)) == pytest.approx(exact)
             beta = rng.random()
             positions, weights = sampler.sample(8, beta, rng)
-            exact = naive.probabilities()
             expected = np.array([(len(exact) * exact[p]) ** -beta for p in positions.tolist()])
             np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
             assert weights.dtype == np.float32
@@ -173,11 +168,7 @@ def test_priorities_are_drawn_in_proportion():
     priorities = np.array([0.1, 1, 2, 3, 4, 5, 6, 0.5, 9, 0.01])
     sampler.update(np.arange(5, 15), priorities)
     probabilities = priorities**0.6 / (priorities**0.6).sum()
-    draws = np.array([sampler.sample(1, 1.0, rng)[0][0] for _ in range(20_000)])
-    counts = np.bincount(draws, minlength=15)
-    assert counts[:5].sum() == 0
-    # Nine degrees of freedom: greater than 33.7 once in ten thousand.
-    assert chi_square(counts[5:], probabilities) < 33.7
+    assert_drawn_by(probabilities, [sampler.sample(1, 1.0, rng)[0][0] for _ in range(20_000)])
     # In a batch each draw is from a part of its own, so that counts are even closer.
     draws, _ = sampler.sample(20_000, 1.0, rng)
     counts = np.bincount(draws, minlength=15)[5:]

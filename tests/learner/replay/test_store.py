@@ -21,8 +21,8 @@ ADDS = st.lists(
 COLUMNS = st.sampled_from([CONTINUOUS, DISCRETE])
 
 
-def filled(adds, columns=CONTINUOUS, capacity=CAPACITY):
-    store, oracle = ReplayStore(columns, capacity), Oracle(capacity)
+def filled(adds, columns=CONTINUOUS):
+    store, oracle = ReplayStore(columns, CAPACITY), Oracle(CAPACITY)
     for seed, pairs in enumerate(adds):
         episodes = make_episodes(*zip(*pairs, strict=True), seed, columns)
         store.add(episodes)
