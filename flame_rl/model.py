@@ -4,6 +4,6 @@ import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-SourceFileLoader(__name__, str(Path(__file__).parents[1] / "model.py")).exec_module(
-    sys.modules[__name__]
-)
+_FILE = str(Path(__file__).parents[1] / "model.py")
+SourceFileLoader(__name__, _FILE).exec_module(sys.modules[__name__])
+__file__ = _FILE  # that which made the networks

@@ -75,12 +75,13 @@ class Algorithm(Protocol):
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
-    `algorithm`: see `Algorithm`. `rewards`: held for run/iteration.py, which shapes episodes."""
+    `algorithm`: see `Algorithm`. `rewards`: held for run/iteration.py, which shapes episodes.
+    `networks_file`: the SHA-256 of the file that made the networks."""
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = RAW) -> None:
         self.algorithm, self.rewards = algorithm, rewards
         self._seed, self._device = config.experiment.seed, config.execution.device
-        self._updates = 0
+        self._updates, self.networks_file = 0, ""
         self._parameters = _parameters_in(self.parts)
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from flame_rl.learner.learner import Algorithm, Learner, modules_in
-from flame_rl.learner.own_model import model_of
+from flame_rl.learner.own_model import file_digest, model_of
 from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.autograd import AutogradNetwork, name_of
 from flame_rl.learner.training.device import choose_device, reproducible
@@ -51,6 +51,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     with reproducible(device, config.experiment.seed):
         algorithm = _make_algorithm(config, spec, demonstrations)
         learner = Learner(config, algorithm, rewards)
+        learner.networks_file = file_digest(model_of(config))
         modules = modules_in(learner.parts)
         _refuse_common_parameters(modules)
         for name, array in learner.weights().items():

@@ -39,9 +39,9 @@ def model_of(config: TrainConfig) -> ModuleType:
     return _load(own.resolve())
 
 
-@cache  # of the file as it was loaded: whoever edits it meanwhile changes no network here
+@cache  # a module is loaded once: whoever edits its file later changes no network
 def file_digest(module: ModuleType) -> str:
-    """The SHA-256 of the file of `model_of`."""
+    """The SHA-256 of a module's file."""
     return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
 
 

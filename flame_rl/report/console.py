@@ -149,7 +149,8 @@ class ConsoleReporter:
             lines.append(f"  Tasks sent again: {self._retries}")
         if self._undone:
             remedy = "a smaller --learning-rate or greater --initial-log-std"
-            lines.append(f"  Updates undone: {self._undone}, all beyond --max-kl (try {remedy})")
+            undone = f"{self._undone}, all beyond the KL limit"
+            lines.append(f"  Updates undone: {undone} (try {remedy})")
         if last and last.metrics.get("gradient_steps") == 0:
             lines.append("  Gradient steps: none; --warm-up-steps lasts longer than the run")
         if last:

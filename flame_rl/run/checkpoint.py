@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import safetensors.numpy
 
-from flame_rl.learner.own_model import file_digest, model_of
 from flame_rl.learner.state import part_of
 from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, STARTS_NAME, library_versions
 from flame_rl.run.results import IterationResult, Number, RunState, Totals
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"flameCP1"
 FORMAT = 6
-NETWORKS = "networks"  # among the versions, the SHA-256 of the file with the networks
 _TABLE = "table "  # begins the name of a table among the arrays
 _TABLE_BYTES = 1 << 26  # what a table may unpack to, beyond a hundred times its size
 # In the header, the fields of `Totals` but for the starts of fragments, which are arrays.
@@ -82,7 +80,8 @@ def encode_checkpoint(
         "score": score,
         "spec": to_data(spec),
         "config": config.to_data(),
-        "versions": library_versions() | {NETWORKS: file_digest(model_of(config))},
+        "versions": library_versions(),
+        "networks_file": state.networks_file,
     }
     compressed = {_TABLE + name: zlib.compress(text) for name, text in (tables or {}).items()}
     texts = {name: np.frombuffer(text, np.uint8) for name, text in compressed.items()}
@@ -243,7 +242,8 @@ class Checkpointer:
 
     def _latest(self) -> RunState:
         """The state now, as views: it must be written before the next iteration."""
-        return RunState(self._trainer.totals, self._trainer.learner.state_dict())
+        trainer, file = self._trainer, self._trainer.learner.networks_file
+        return RunState(trainer.totals, trainer.learner.state_dict(), networks_file=file)
 
     def _write(
         self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None

@@ -201,10 +201,9 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     refuse_modules_in(run_of(given.output.resume), given)
     if different := differences(saved, given):
         raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them out, or "
-            f"begin a new run with its networks: --from {given.output.resume} --env "
-            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume, "
-            "beside every other flag that it is to keep"
+            f"--resume: these flags would make it another run: {different}. Leave them out; or "
+            f"begin a run with its other flags and its networks: --from {given.output.resume} --env "
+            f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume"
         )
 
 

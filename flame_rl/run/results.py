@@ -39,10 +39,11 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment: its progress, and what `Learner.state_dict` returned."""
+    """A run at one moment: its progress, and what `Learner.state_dict` and `networks_file` are."""
 
     totals: Totals
     learner: dict[str, np.ndarray]
+    networks_file: str = field(default="", kw_only=True)
 
 
 def progress(experiment: Experiment, totals: Totals) -> float:

@@ -207,7 +207,7 @@ class Trainer:
             trainer.close()
             raise
         # Other warnings are for those who train.
-        trainer.warnings = warnings + transfer.changed_networks(found, config)
+        trainer.warnings = warnings + transfer.changed_networks(found, config, trainer.learner)
         return trainer
 
     def begin(self, found: tuple[checkpoint.Checkpoint, list[str]] | None = None) -> None:
@@ -229,6 +229,7 @@ class Trainer:
             )
         self._take_up(newest, path)
         self.warnings += damaged + transfer.what_differs(newest, self.config)
+        self.warnings += transfer.changed_networks(newest, self.config, self.learner)
 
     def _take_up(self, saved: checkpoint.Checkpoint, path: Path, elsewhere: bool = False) -> None:
         """Load a checkpoint; `elsewhere` says that its policy acts in another environment."""
@@ -274,7 +275,7 @@ class Trainer:
         found = iteration.collect_iteration(learner, backend, self.config, self.spec, done)
         # The only copy of the whole state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
-        self.before = results.RunState(done, before)
+        self.before = results.RunState(done, before, networks_file=learner.networks_file)
         with stoppable(self.stop):
             try:
                 result = iteration.learn_iteration(learner, backend, experiment, done, *found)
@@ -361,8 +362,9 @@ class Trainer:
         with checkpoint.refused_by_the_disk(path):
             if self.replay is not None:
                 self.replay.copy_to(folder.files_beside(path))
-            state = results.RunState(self.totals, self.learner.state_dict())
             path.parent.mkdir(parents=True, exist_ok=True)
+            arrays, file = self.learner.state_dict(), self.learner.networks_file
+            state = results.RunState(self.totals, arrays, networks_file=file)
             data = checkpoint.encode_checkpoint(state, None, self.spec, self.config)
             write_atomically(path, data)
 

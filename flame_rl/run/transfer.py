@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.learner.own_model import file_digest, model_of
 from flame_rl.learner.state import REPLAY, arrays_digest, part_of
-from flame_rl.run.checkpoint import NETWORKS, Checkpoint, find_checkpoint
+from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
 from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
@@ -54,14 +53,13 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     saved, settings, warnings = TrainConfig.from_data(checkpoint.config), config.algorithm, []
     before, now = ((run.experiment.iterations, run.experiment.env_steps) for run in (saved, config))
     if before != now and (settings.learning_rate_decay or getattr(settings, "prioritized", False)):
-        what = "learning rates fall and sample weights rise until the end of the run: with another "
-        warnings.append(f"{what}end, they are not those of a run that had this end from the start")
+        what = "sample weights rise" if not settings.learning_rate_decay else "learning rates fall"
+        warnings.append(f"{what} until the end of the run, which is another one now")
     then, device = saved.execution.device, config.execution.device
     if then != device:
         devices = f"the run learned with --device {then}, and goes on with --device {device}"
         warnings.append(f"{devices}: results differ from now on")
-    here = library_versions() | {NETWORKS: checkpoint.versions.get(NETWORKS)}
-    warnings += changed_networks(checkpoint, config)
+    here = library_versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
         for name, version in checkpoint.versions.items()
@@ -69,12 +67,13 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     ]
 
 
-def changed_networks(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
-    """A warning if the file with the networks has changed since the checkpoint was written."""
-    model = model_of(config)
-    if checkpoint.versions.get(NETWORKS) in (None, file_digest(model)):  # older ones have none
+def changed_networks(checkpoint: Checkpoint, config: TrainConfig, learner: Learner) -> list[str]:
+    """A warning if the file with the networks has changed since the run that was saved began."""
+    model, then = config.experiment.model, checkpoint.networks_file
+    same = TrainConfig.from_data(checkpoint.config).experiment.model == model
+    if not then or not same or then == learner.networks_file:  # older checkpoints have none
         return []
-    what = f"{model.__file__} has changed since the run was saved"
+    what = f"{model or 'model.py'} has changed since that run began"
     return [f"{what}: its networks may compute something else"]
 
 
@@ -148,6 +147,7 @@ def begin_from(
         )
     if with_replay:
         parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
+    warnings += changed_networks(checkpoint, config, learner)
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
         remedy = f"--normalize-observations True, where {config.algorithm_name} has it"

@@ -279,6 +279,7 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("WithoutSpaces"), "has no observation_space; set it in __init__"),
         (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
         (environment_id("TableOfRewards"), r"reward space of .*TableOfRewards.* shape \(K,\)"),
+        ("nowhere:Thing-v0", "module 'nowhere'"),
         ("unheard-of-treasure-v0", rf"^unknown environment unheard-of-treasure-v0: .*{PACKAGES}"),
         ("nowhere/Treasure-v0", rf"^unknown environment nowhere/Treasure-v0: .*{PACKAGES}"),
     ],

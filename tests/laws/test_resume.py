@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flame_rl import Trainer
 from flame_rl.learner.learner import Learner
 from flame_rl.run import checkpoint, transfer
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
@@ -222,7 +223,7 @@ def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
     flags = ("--learning-rate-decay", "True", "--iterations", "2", "--workers", "0")
     run_ok(*RUN, *flags, "--output", "run", cwd=tmp_path)
     done = run_ok("--resume", "run", "--iterations", "3", cwd=tmp_path)
-    assert "learning rates fall and sample weights rise until the end of the run" in done.stderr
+    assert "learning rates fall until the end of the run" in done.stderr
 
 
 def test_a_folder_that_holds_no_run(tmp_path):
@@ -347,12 +348,31 @@ def test_an_edited_file_with_networks_is_pointed_out(tmp_path):
     run_ok(*RUN, "--model", "own.py", "--iterations", "1", "--workers", "0", cwd=tmp_path)
     (run,) = map(str, (tmp_path / "runs").iterdir())
     evaluation = "evaluate", run, "--episodes", "1", "--workers", "0"
-    words = "own.py has changed since the run was saved"
+    words = "own.py has changed since that run began"
     assert words not in run_ok(*evaluation, cwd=tmp_path).stderr
     own.write_text("from flame_rl.model import *\n# another activation\n")
     del sys.modules[str(own)]  # loaded anew, as by another process
     assert words in run_ok(*evaluation, cwd=tmp_path).stderr
+    started = ("--from", run, "--iterations", "1", "--workers", "0", "--output", "from")
+    assert words in run_ok(*RUN, "--model", "own.py", *started, cwd=tmp_path).stderr
     assert words in run_ok("--resume", run, "--iterations", "2", cwd=tmp_path).stderr
+
+
+def test_saving_does_not_look_for_the_networks_file_again(tmp_path, monkeypatch):
+    own = tmp_path / "own.py"
+    own.write_text("from flame_rl.model import *\n")
+    config = TrainConfig(environment_id("Poisoned"), model=own, workers=0, local=True)
+    with Trainer(config) as trainer:
+        made = trainer.learner.networks_file
+        own.write_text("# edited\n")
+        trainer.save(tmp_path / "edited.ckpt")
+        own.unlink()
+        (tmp_path / "model.py").write_text("raise SystemExit('a file that nobody named')\n")
+        monkeypatch.chdir(tmp_path)
+        trainer.save(tmp_path / "gone.ckpt")
+    for name in ("edited", "gone"):
+        saved = checkpoint.read_checkpoint(tmp_path / f"{name}.ckpt")
+        assert saved.networks_file == made
 
 
 SPEC = spec_of(1, 2, False)

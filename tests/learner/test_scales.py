@@ -110,16 +110,14 @@ def test_the_kl_limit_holds_for_narrow_distributions_and_shows(log_std):
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_kl_limit_follows_the_trust_in_the_advantages(algorithm, shared, monkeypatch):
     options = {"algorithm": algorithm, "shared_torso": shared, "max_kl": 0.05}
-    reached = []
     for trusted, limit in ((1.0, 0.05), (0.5, 0.05 / 16), (0.0, 0.05e-4)):
         module = f"flame_rl.learner.algorithms.{algorithm}.trust"
         monkeypatch.setattr(module, lambda *_, trusted=trusted: np.float32(trusted))
         learner = learner_of(True, learning_rate=0.1, value_learning_rate=0.1, **options)
         metrics = learner.update(sampled(learner))
-        assert metrics["kl"] <= limit
-        reached.append(metrics["kl"])
-    # Two networks do not move at all with advantages of 0.
-    assert reached[0] > 0.05 / 16 and (reached[2] > 0) == shared
+        # Half of the divergence is tried next; two networks do not move with advantages of 0.
+        moves = shared or trusted > 0
+        assert 0.4 * limit * moves <= metrics["kl"] <= limit
 
 
 def test_an_update_that_no_halving_brings_within_the_limit_is_undone():

@@ -136,8 +136,8 @@ def with_arrays(**changes) -> bytes:
     return sealed(packing.pack("checkpoint", HEADER, ARRAYS | changes))
 
 
-# Older checkpoints have no mean return.
-OPTIONAL = ("mean_return",)
+# Older checkpoints have neither.
+OPTIONAL = "mean_return", "networks_file"
 HOSTILE = {
     **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type", *OPTIONAL})},
     "empty": b"",

@@ -39,8 +39,6 @@ _LIMIT = ("policy_steps", "kl", "update_scale")
 
 # An update whose divergence is too large after this number of halvings is undone.
 _HALVINGS = 40
-# So that values which are wrong still learn where policy and values are one network.
-_LEAST_TRUST = 0.1
 # A logarithm, so that sums of ratios are finite.
 _LARGEST_RATIO = 600
 
@@ -122,10 +120,9 @@ class OnPolicyAlgorithm(Algorithm):
                 f"--policy-loss: {name_of(self._update)} has no use for it; use "
                 "`networks.take_custom_loss()` there, as a2c.py does, or leave the flag out"
             )
-        # Once a task is solved, many updates go nowhere in particular, and in a shared network the
-        # values' gradient moves the policy, too: with the square, which is how a divergence follows
-        # a gradient, some runs still fell back.
-        limit = max(_LEAST_TRUST, metrics.pop("trust", 1.0)) ** 4
+        # With the square, as a divergence follows a gradient, solved tasks were lost where values
+        # share layers; without a least limit, wrong values of such a network could not improve.
+        limit = max(0.1, float(metrics.pop("trust", 1.0))) ** 4
         max_kl = limit * self.config.algorithm.max_kl
         return metrics | shrink_until_close(networks.policy, before, batch, samples, max_kl)
 
