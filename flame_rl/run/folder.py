@@ -202,7 +202,7 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them out; or "
-            f"begin a run with its other flags and its networks: --from {given.output.resume} --env "
+            f"begin a run by its other flags from its networks: --from {given.output.resume} --env "
             f"{saved.experiment.env_name} --algorithm {saved.algorithm_name} in place of --resume"
         )
 
