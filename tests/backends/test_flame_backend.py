@@ -164,7 +164,7 @@ def test_grpc_has_no_part_in_a_fork():
 def test_ctrl_c_ends_tasks_that_would_take_long(project, no_torch, tmp_path):
     """Flame cannot stop a task of 40 s; its executor notices that nobody wants it any more."""
     slow = ("--env", "my_env:Mine-v0", "--env-kwargs", "seconds=0.01", "length=4000")
-    flags = (*slow, "--iterations", "1", "--episodes-per-iter", "2")
+    flags = (*slow, "--max-episode-steps", "0", "--iterations", "1", "--episodes-per-iter", "2")
     with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
         process = start(project, tmp_path, memory.environment, *flags)
         wait_until(lambda: running_tasks(memory), process=process)
