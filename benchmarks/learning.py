@@ -230,11 +230,11 @@ def interquartile_mean(scores: np.ndarray) -> tuple[float, float, float]:
     """The interquartile mean of the scores of a cell, float64 [seeds], and its 95 % interval."""
     from rliable import library, metrics  # of the group `learning`
 
+    np.random.seed(0)  # rliable draws from NumPy's own generator, whatever it is given
     points, intervals = library.get_interval_estimates(
         {"": scores[:, None]},
         lambda each: np.array([metrics.aggregate_iqm(each)]),
         reps=RESAMPLES,
-        random_state=np.random.RandomState(0),
     )
     (low,), (high,) = intervals[""]
     return float(points[""][0]), float(low), float(high)
@@ -250,13 +250,16 @@ def markdown(rows: list[Row], folder: Path) -> str:
     """The text of README.md: the results of every cell with all seeds."""
     replay = folder.name == "replay"
     written_by = "uv run --group learning python -m benchmarks.learning" + " --replay" * replay
+    columns = (
+        "Mean returns of the last tenth of the iterations, actions sampled as training does, and "
+        "of 20 other episodes after training, actions deterministic: the interquartile mean over "
+        "the seeds with its 95 % interval (bootstrap), and the second of each seed."
+    )
     lines = [
         "# Learning curves" + (" of learning from replay" if replay else ""),
         "",
-        f"Written by `{written_by}`. Mean returns of the last tenth of the iterations, actions "
-        "sampled as training does, and of 20 other episodes after training, actions "
-        "deterministic: the interquartile mean over the seeds with its 95 % interval (bootstrap), "
-        "and the second of each seed.",
+        f"Written by `{written_by}`. "
+        + ("Columns are those of the [others](../README.md)." if replay else columns),
         "",
         "| | algorithm | env steps | last tenth | evaluation | each seed |",
         "|---|---|---|---|---|---|",
@@ -275,16 +278,18 @@ def markdown(rows: list[Row], folder: Path) -> str:
                 lines.append(f"- {name}: {found}")
     shown = dict.fromkeys(env for env, _ in cells)
     lines += ["", *(f"![{env}]({env}.png)" for env in shown)]
-    lines += [
-        "",
+    repeating = (
         "`uv run main.py` with the column `command` of [results.csv](results.csv) repeats a run on "
         "a processor of the same kind; another one rounds differently. Commit, processor and "
         "versions stand beside it; where they were not recorded, a run is of an earlier version, "
         "whose iterations had other sizes. A picture shows only those algorithms whose runs of "
         "this table were at hand when it was drawn."
-        + " LunarLander needs `--group box2d`."
-        * replay,
-    ]
+    )
+    if replay:
+        repeating = (
+            "[results.csv](results.csv) has the commands; LunarLander needs `--group box2d`."
+        )
+    lines += ["", repeating]
     return "\n".join([*lines, ""])
 
 

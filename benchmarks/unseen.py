@@ -213,14 +213,14 @@ def markdown(rows: list[Row]) -> str:
         "| | algorithm | env steps | here | there | here is | seeds here | seeds there |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    not_run = []
+    not_run: dict[str, list[str]] = {}
     for run in table(Options(seeds=(0,), packages=(HERE,))):
         of_cell = [r for r in rows if (r["env"], r["algorithm"]) == (run.env, run.algorithm)]
         scores = [
             [float(r["score"]) for r in of_cell if r["package"] == each] for each in (HERE, THERE)
         ]
         if not of_cell:
-            not_run.append(f"{run.algorithm} in {run.env}")
+            not_run.setdefault(run.algorithm, []).append(run.env)
             continue
         found = [
             interquartile_mean(np.array(each)) if len(each) > 1 else (*each,) * 3 for each in scores
@@ -230,7 +230,8 @@ def markdown(rows: list[Row]) -> str:
         words += [", ".join(f"{score:,.2f}" for score in each) for each in scores]
         lines.append(f"| {run.env} | {run.algorithm} | {run.env_steps:,} | {' | '.join(words)} |")
     if not_run:
-        lines += ["", f"Not run yet: {', '.join(not_run)}."]
+        each = [f"{name} in {', '.join(envs)}" for name, envs in not_run.items()]
+        lines += ["", f"Not run yet: {'; '.join(each)}."]
     return "\n".join([*lines, ""])
 
 
