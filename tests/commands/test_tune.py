@@ -54,7 +54,7 @@ def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
 @pytest.mark.slow
 def test_a_killed_study_goes_on(tmp_path):
     words = ("tune", *QUICK[:4], "--env-steps", "1500", "--local", *SEARCH, "--trials", "5")
-    words += ("--steps-per-iter", "30", "--first-episodes", "1", "--parallel", "2")
+    words += ("--steps-per-iter", "30", "--parallel", "2")
     words += ("--pruner", "none", "--finalists", "2", "--final-seeds", "2")
     words += ("--final-env-steps", "2000", "--checkpoint-every", "2", "--workers", "0")
     words += ("--output", "study")
