@@ -132,7 +132,9 @@ def test_unseen_results_are_added_up(tmp_path):
     assert cells[2:4] == ["50,000", "7.75 (7.50 to 8.00)"]
     assert cells[4:6] == ["-200.00 (-210.00 to -190.00)", "above"]
     assert cells[6:] == ["7.50, 7.75, 8.00", "-200.00, -190.00, -210.00"]
-    assert lines[-1].startswith("Not run yet: ") and "dqn in Taxi-v4" in lines[-1]
+    by_ppo, by_dqn, _ = lines[-1].removeprefix("Not run yet: ").split("; ")
+    assert by_ppo.startswith("ppo in ") and "Taxi-v4" not in by_ppo
+    assert by_dqn.startswith("dqn in ") and "Taxi-v4" in by_dqn
     assert unseen.verdict((1, 0, 2), (4, 3, 5)) == "below"
     assert unseen.verdict((1, 0, 3.5), (4, 3, 5)) == "below"
     assert unseen.verdict((3.2, 0, 3.5), (4, 3, 5)) == "level"
