@@ -1,15 +1,13 @@
 """Plain defaults where nobody tuned
 
-Written by `uv run --group learning --group box2d --group minatar python -m benchmarks.unseen`,
-which goes on where it was stopped.
+Written by `uv run --group learning --group box2d --group minatar python -m benchmarks.unseen`.
 
 This package and Stable-Baselines3 (there), each with its own defaults, learn on as many env steps
 where no preset applies; where an environment has no time limit, both get one of 1,000 steps. Mean
 returns of the final policies, actions deterministic, in the same 20 episodes (slippery FrozenLake
 500, Blackjack 2,000), played by a loop of the benchmark's own: the interquartile mean over the
 seeds with its 95 % interval (bootstrap), and each seed. "Above" and "below": each mean is outside
-the other's interval. Env steps are few: they show what is learned at once, not what can be learned.
-`unseen.csv` beside this page has commands, commits, processors and versions.
+the other's interval. `unseen.csv` beside this page has commands, commits, processors and versions.
 """
 
 from __future__ import annotations

@@ -306,7 +306,6 @@ MODULES = {
     "minigrid": "minigrid",
     "shimmy[dm-control]": "dm_control",
     "gymnasium-robotics": "gymnasium_robotics",
-    "highway-env": "highway_env",
 }
 
 
