@@ -234,11 +234,11 @@ def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork
 
 
 def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
-    """A critic of ddpg, td3 and sac: the value of an observation and an action. --layer-norm bounds
-    what it predicts for actions that were never taken (Ball et al. 2023, "Efficient Online
+    """A critic of ddpg, td3 and sac: an action's value, or the logits of its --atoms. --layer-norm
+    bounds what it predicts for actions that were never taken (Ball et al. 2023, "Efficient Online
     Reinforcement Learning with Offline Data", section 4.2)."""
     normalizer, _ = preprocessing(spec, config)
     first, width = features(spec, config)
-    layers = dense_layers(width + spec.action_dim, 1, config)
+    layers = dense_layers(width + spec.action_dim, config.algorithm.atoms, config)
     layers = with_layer_norms(layers) if config.algorithm.layer_norm else layers
     return CriticNetwork(spec.observation_dim, normalizer, first, layers)

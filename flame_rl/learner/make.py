@@ -101,7 +101,8 @@ def _refuse_unusable(
         samples[ACTION_MASKS] = pack_masks(np.ones((ROW_BLOCK, spec.action_dim), bool))
     number = [(ROW_BLOCK,)]  # one for each step
     wanted = {"policy": 2 * number if config.algorithm.has_log_probs else None, "value": number}
-    wanted |= {name: [(ROW_BLOCK, 1)] for name in ("critic1", "critic2")}
+    atoms = getattr(config.algorithm, "atoms", 1)
+    wanted |= {name: [(ROW_BLOCK, atoms)] for name in ("critic1", "critic2")}
     for name, module in (modules | {"policy": policy}).items():
         given = samples
         if name not in wanted:  # a copy, or checked as the policy

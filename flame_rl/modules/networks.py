@@ -280,9 +280,10 @@ def rescale(values: ValueNetwork | SharedNetwork, scale: float) -> None:
 
 
 class CriticNetwork(nn.Module):
-    """The return that follows an observation and a continuous action. A loss sees it as [B, 1], and
-    "inputs" are both side by side, [B, D + A], with D `observation_dim`. `features`: the layers of
-    the normalised observation alone. `network`: those of the features and the action."""
+    """The return that follows an observation and a continuous action, [B, 1], or the logits of its
+    Z atoms, [B, Z]. For a loss, "inputs" are both side by side, [B, D + A], with D
+    `observation_dim`. `features`: the layers of the normalised observation alone. `network`: those
+    of the features and the action."""
 
     def __init__(
         self, observation_dim: int, normalizer: nn.Module, features: Layers, layers: Layers
@@ -293,11 +294,11 @@ class CriticNetwork(nn.Module):
         self.network = nn.Sequential(*layers)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """float32 [B, D] and [B, A] -> [B]."""
+        """float32 [B, D] and [B, A] -> [B], or [B, Z]."""
         features = self.features(self.normalizer(observations))
         return self.network(torch.cat([features, actions], dim=-1)).squeeze(-1)
 
     def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor]:
-        """What a loss sees: the values."""
+        """What a loss sees: the values, or the logits."""
         inputs, end = samples["inputs"], self.observation_dim
-        return (self(inputs[:, :end], inputs[:, end:])[:, None],)
+        return (self(inputs[:, :end], inputs[:, end:]).reshape(len(inputs), -1),)

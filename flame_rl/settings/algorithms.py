@@ -257,6 +257,9 @@ class Critics(Hindsight, ReplaySettings):
     n_step: Count = 1
     """Rewards in a target before the bootstrapped value (n-step returns)."""
 
+    atoms: Count = 1
+    """Atoms of the return's distribution that the critics learn; 1: its mean (Lee et al. 2025)."""
+
     reward_scale: Positive = 1.0
     """Factor of the rewards that the critics learn from; printed returns are not scaled."""
 

@@ -71,6 +71,10 @@ CONTINUOUS = {
     "sac with n-step": {"algorithm": "sac", "n_step": 3},
     "sac with the mean of the critics": {"algorithm": "sac", "average_critics": True},
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
+    "sac with atoms": {"algorithm": "sac", "atoms": Z, "n_step": 3, "reward_scale": 2.0},
+    "sac with atoms, averaged": {"algorithm": "sac", "atoms": Z, "average_critics": True},
+    "td3 with atoms": {"algorithm": "td3", "atoms": Z, "policy_delay": 1},
+    "ddpg with atoms": {"algorithm": "ddpg", "atoms": Z},
 }
 VARIANTS = DISCRETE | CONTINUOUS
 
@@ -91,7 +95,7 @@ def learner_of(variant: str, **options) -> Learner:
         "learning_rate": RATE,
         "value_learning_rate": VALUE_RATE,
         "tau": 0.1,
-        "atoms": Z,
+        "atoms": 1 if variant in CONTINUOUS else Z,
         "lowest_return": LOWEST,
         "highest_return": HIGHEST,
         "initial_temperature": 0.3,
@@ -147,6 +151,15 @@ def batch_of(variant: str, positions: np.ndarray, n: int) -> dict[str, Tensor]:
     return {n: c.double() if c.is_floating_point() else c.long() for n, c in columns.items()}
 
 
+def returns_of(variant: str) -> list[float]:
+    """The discounted return from each step."""
+    return [
+        sum(GAMMA**k * reward for k, reward in enumerate(episode.rewards[t:]))
+        for episode in episodes_of(variant)
+        for t in range(episode.length)
+    ]
+
+
 def slow(module: nn.Module) -> nn.Module:
     """A copy in float64."""
     module = copy.deepcopy(module).double()
@@ -194,6 +207,18 @@ def follow(target: nn.Module, module: nn.Module, tau: float) -> None:
 
 def huber(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 1, x**2 / 2, x.abs() - 0.5)
+
+
+def projected(support: Tensor, reward: Tensor, discount: Tensor, p: Tensor) -> Tensor:
+    """The distribution of reward + discount * atom on the atoms."""
+    out = torch.zeros(Z, dtype=torch.float64)
+    low, high = support[0], support[-1]
+    for atom, probability in zip(support, p, strict=True):
+        moved = (reward + discount * atom).clamp(low, high)
+        place = (moved - low) / (high - low) * (Z - 1)
+        for i in range(Z):
+            out[i] += probability * (1 - (place - i).abs()).clamp(min=0)
+    return out
 
 
 class SlowValues:
@@ -259,7 +284,7 @@ class SlowValues:
                 selecting = self.values(other)
             best = row[self.best_of(selecting[b], batch, b)]
             if self.kind == "c51":
-                every.append(self.projected(reward, discount, best.softmax(0)))
+                every.append(projected(self.support, reward, discount, best.softmax(0)))
             else:
                 every.append(reward + discount * best)
         return torch.stack([torch.atleast_1d(target) for target in every])
@@ -281,15 +306,6 @@ class SlowValues:
 
     def best_of(self, values: Tensor, batch, b: int) -> int:
         return max(self.allowed(values, batch, b), key=lambda action: values[action])
-
-    def projected(self, reward: Tensor, discount: Tensor, probabilities: Tensor) -> Tensor:
-        out = torch.zeros(Z, dtype=torch.float64)
-        for atom, probability in zip(self.support, probabilities, strict=True):
-            moved = (reward + discount * atom).clamp(LOWEST, HIGHEST)
-            place = (moved - LOWEST) / (HIGHEST - LOWEST) * (Z - 1)
-            for i in range(Z):
-                out[i] += probability * (1 - (place - i).abs()).clamp(min=0)
-        return out
 
     def losses(self, chosen: Tensor, targets: Tensor) -> Tensor:
         if self.kind == "c51":
@@ -325,7 +341,15 @@ class SlowCritics:
             self.temperature_adam = SlowAdam(self.temperature.parameters(), RATE)
         else:
             self.policy_target = self.modules["policy_target"] = slow(parts["policy_target"])
-        self.count = 0
+        self.count, self.scale = 0, self.settings.reward_scale
+        self.support = None
+        if self.settings.atoms > 1:
+            self.support = torch.linspace(-10, 10, Z, dtype=torch.float64)
+            self.scale *= 5 / max(abs(g) for g in returns_of(f"{self.kind} with atoms"))
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The value that a critic's output, [B, 1] or [B, Z], says."""
+        return output if self.support is None else output.softmax(1) @ self.support
 
     def step(self, batch, weights, generator) -> dict[str, float]:
         s, after = batch["observations"], batch["next_observations"]
@@ -346,32 +370,54 @@ class SlowCritics:
             else:
                 actions, log_probs = self.drawn(after, noises[0])
                 bonus = -alpha * log_probs
-            value = self.of_both([q(after, actions) for q in self.targets])
-            rewards = self.settings.reward_scale * batch["rewards"]
+            outputs = [q(after, actions) for q in self.targets]
+            value = self.of_both([self.mean(output) for output in outputs])
+            rewards = self.scale * batch["rewards"]
             if self.kind == "sac":
                 # The soft return of n steps: the entropy of each step after the first.
                 for k, noise in enumerate(noises[1:-1]):
                     _, log_probs = self.drawn(batch["between"][:, k], noise)
                     rewards = rewards - batch["between_discounts"][:, k] * alpha * log_probs
             targets = rewards + batch["discounts"] * (value + bonus)
-        values = []
+            atoms = []
+            for b in range(ROWS if self.support is not None else 0):
+                p = [output[b].softmax(0) for output in outputs]
+                # The distribution of the lower mean, or both mixed.
+                mixed = (
+                    sum(p) / len(p)
+                    if getattr(self.settings, "average_critics", False)
+                    else (min(p, key=lambda each: each @ self.support))
+                )
+                reward = rewards[b] + batch["discounts"][b] * (bonus + torch.zeros(ROWS))[b]
+                atoms.append(projected(self.support, reward, batch["discounts"][b], mixed))
+        values, losses, errors = [], [], []
         for critic, adam in zip(self.critics, self.adams, strict=True):
-            value = critic(s, batch["actions"])
-            descend((weights * (value - targets) ** 2).mean(), adam)
+            output = critic(s, batch["actions"])
+            value = self.mean(output)
+            if self.support is None:
+                loss = (value - targets) ** 2
+                errors.append((value - targets).detach().abs())
+                losses.append(loss.detach())
+            else:
+                wanted = torch.stack(atoms)
+                loss = -(wanted * output.log_softmax(1)).sum(1)
+                entropy = -torch.special.xlogy(wanted, wanted).sum(1)
+                errors.append((loss - entropy).detach())
+                losses.append((weights * loss).detach())
+            descend((weights * loss).mean(), adam)
             values.append(value.detach())
-        errors = (torch.stack(values) - targets).abs()
-        numbers = {"value_loss": errors**2, "value": torch.stack(values)}
-        numbers["td_error"] = errors.mean(0)
+        numbers = {"value_loss": torch.stack(losses), "value": torch.stack(values)}
+        numbers["td_error"] = torch.stack(errors).mean(0)
         if self.kind != "td3" or self.count % self.settings.policy_delay == 0:
             if self.kind == "sac":
                 actions, log_probs = self.drawn(s, noises[-1])
                 numbers |= {"policy_entropy": -log_probs, "temperature": alpha}
-                value = self.of_both([q(s, actions) for q in self.critics])
+                value = self.of_both([self.mean(q(s, actions)) for q in self.critics])
                 numbers["loss"] = alpha * log_probs - value
                 entropy = self.settings.target_entropy * 2
                 of_temperature = -self.temperature.log_alpha * (log_probs + entropy).detach()
             else:
-                numbers["loss"] = -self.critics[0](s, self.policy(s))
+                numbers["loss"] = -self.mean(self.critics[0](s, self.policy(s)))
             descend(numbers["loss"].mean(), self.adam)
             if self.kind == "sac":
                 descend(of_temperature.mean(), self.temperature_adam)

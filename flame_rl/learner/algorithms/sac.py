@@ -52,6 +52,7 @@ class SAC(GradientStep):
         self.policy = model_of(config).squashed_policy(spec, config)
         self._pi = in_training(self.policy)
         self._critics = critics.CriticEnsemble(config, spec, 2, settings.average_critics)
+        self.record = self._critics.record
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = Adam(flat_parameters(temperature))
         self._target_entropy = settings.target_entropy * self._width
@@ -89,8 +90,9 @@ class SAC(GradientStep):
         next_noise = noise[:-1].reshape(-1, self._width)
         next_actions, next_log_probs, _ = critics.squashed_gaussian(next_output, next_noise)
         entropies = -np.float32(alpha) * next_log_probs.reshape(steps, count)
-        next_values = self._critics.target_values(following, next_actions[:count]) + entropies[0]
-        bonus = (samples["between_discounts"].T * entropies[1:]).sum(axis=0)
+        next_values = self._critics.target_values(following, next_actions[:count])
+        discounts = np.concatenate([samples["discounts"][None], samples["between_discounts"].T])
+        bonus = (discounts * entropies).sum(axis=0)
         numbers = self._critics.learn(samples, next_values, decay, bonus)
 
         actions, log_probs, backward = critics.squashed_gaussian(forward.outputs[0], noise[-1])

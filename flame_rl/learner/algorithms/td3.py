@@ -38,6 +38,7 @@ class TD3(GradientStep):
         self._mu = in_training(self.policy)
         self._target_mu = TargetNetwork(self._mu)
         self._critics = CriticEnsemble(config, spec, self.critics)
+        self.record = self._critics.record
         self.parts = {
             "policy": self.policy,
             "policy_adam": self._mu.adam,

@@ -7,6 +7,11 @@ section 4.2); or it is their mean, which is less cautious; the task decides whic
 (Moskovitz et al. 2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each
 critic computes on a core of its own.
 
+With --atoms, a critic predicts the distribution of the return on Z atoms, as logits, and not its
+mean alone (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"), and
+rewards are scaled so that returns stay within the atoms (as in Lee et al. 2025, "Hyperspherical
+Normalization for Scalable Deep Reinforcement Learning", section 4.3).
+
 Haarnoja et al. 2018 is "Soft Actor-Critic Algorithms and Applications". B is the number of samples,
 D the width of an observation, A that of an action.
 """
@@ -16,18 +21,33 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 from torch import nn
 
+from flame_rl.learner.off_policy.values import c51_loss, project, softmax
+from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.own_model import model_of
 from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.choose import in_training
-from flame_rl.learner.training.network import Numbers, Samples
+from flame_rl.learner.training.network import LossResult, Numbers, Samples
 from flame_rl.learner.training.slices import run_parallel
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.heads import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Episodes
+
+# Atoms lie between these returns, and rewards are scaled so that the greatest discounted return of
+# an episode so far is half of that: a better policy needs the rest until it has played.
+_ATOMS_END = 10.0
+
+
+class GreatestReturn(nn.Module):
+    """The greatest size of a discounted return so far, a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("greatest", torch.zeros(()))
 
 
 class CriticEnsemble:
@@ -47,6 +67,12 @@ class CriticEnsemble:
         self._average = average
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
+        self._gamma, self._seen = config.experiment.gamma, GreatestReturn()
+        self._support, self._loss = None, squared_error
+        if config.algorithm.atoms > 1:
+            shape = -_ATOMS_END, _ATOMS_END, config.algorithm.atoms
+            self._support = np.linspace(*shape, dtype=np.float32)
+            self._loss = c51_loss(self._support)
         self._observation_dim = spec.observation_dim
         self._critics = [in_training(model_of(config).critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
@@ -60,18 +86,36 @@ class CriticEnsemble:
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam
             parts[f"critic{number}_target"] = target.module
-        return parts
+        return parts if self._support is None else parts | {"critic_scale": self._seen}
 
     @property
     def steps(self) -> int:
         """Gradient steps so far."""
         return self._critics[0].adam.steps
 
+    def record(self, episodes: Episodes) -> Episodes:
+        """See `GradientStep.record`: with atoms, the episodes' returns set the rewards' scale."""
+        if self._support is not None:
+            ends = np.zeros(len(episodes))
+            rewards = episodes.columns["rewards"]
+            returns = discounted_returns(rewards, episodes.lengths, self._gamma, ends)
+            greatest = self._seen.greatest.numpy()
+            greatest[...] = max(greatest, np.abs(returns).max())
+        return episodes
+
     def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Q'(s, a), float32 [B], of observations [B, D] and actions [B, A]."""
+        """Q'(s, a), float32 [B], or with atoms their probabilities, [B, Z], of observations [B, D]
+        and actions [B, A]."""
         inputs = _inputs(observations, actions)
-        values = run_parallel([partial(target.output, inputs) for target in self._targets])
-        return (np.mean(values, axis=0) if self._average else np.minimum.reduce(values))[:, 0]
+        outputs = run_parallel([partial(target.output, inputs) for target in self._targets])
+        if self._support is None:
+            means = returns = np.stack(outputs)[:, :, 0]
+        else:
+            returns = np.stack([softmax(output, len(self._support))[:, 0] for output in outputs])
+            means = returns @ self._support
+        if self._average:
+            return returns.mean(axis=0)
+        return returns[means.argmin(axis=0), np.arange(len(observations))]
 
     def learn(
         self,
@@ -81,28 +125,33 @@ class CriticEnsemble:
         bonus: np.ndarray | float = 0.0,
     ) -> Numbers:
         """One gradient step of each critic: Q(s, a) -> scale * r + bonus + discount * next value,
-        given the values of the next states and the bonus, float32 [B] each, and the factor of the
+        given the `target_values` of the next states, a bonus, float32 [B], and the factor of the
         learning rate, `decay`.
 
-        Returns "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B],
-        the absolute error, mean over the critics.
+        Returns "value_loss", the squared errors, or with atoms the cross-entropies, and "value",
+        [critics, B] each; "td_error", [B], the loss's, mean over the critics.
         """
-        rewards = self._reward_scale * samples["rewards"] + bonus
-        targets = rewards + samples["discounts"] * next_values
+        rewards = self._scale * samples["rewards"] + bonus
+        if self._support is None:
+            targets = rewards + samples["discounts"] * next_values
+        else:
+            targets = project(self._support, rewards, samples["discounts"], next_values)
+        # The only "action" that a critic has values of.
+        given = {"targets": targets, "actions": np.zeros(len(targets), np.int64)}
+        given |= {"weights": samples["weights"]} if "weights" in samples else {}
         inputs = _inputs(samples["observations"], samples["actions"])
-        weights = samples.get("weights", np.float32(1))
 
-        def step(critic: TrainedNetwork) -> np.ndarray:
+        def step(critic: TrainedNetwork) -> Numbers:
             forward = critic.network.forward(inputs)
-            values = forward.outputs[0][:, 0]
-            gradient = 2 * weights * (values - targets)
-            critic.descend(forward, (gradient[:, None],), self._rate * decay)
-            return values
+            numbers, gradients = self._loss(given, forward.outputs[0])
+            critic.descend(forward, gradients, self._rate * decay)
+            return numbers
 
-        values = np.stack(run_parallel([partial(step, critic) for critic in self._critics]))
-        errors = np.abs(values - targets)
-        numbers = {"value_loss": errors * errors, "value": values}
-        return numbers | {"td_error": errors.mean(axis=0)}
+        both = run_parallel([partial(step, critic) for critic in self._critics])
+        loss, value, error = (
+            np.stack([numbers[name] for numbers in both]) for name in ("loss", "value", "td_error")
+        )
+        return {"value_loss": loss, "value": value, "td_error": error.mean(axis=0)}
 
     def action_gradients(
         self, observations: np.ndarray, actions: np.ndarray, first: bool = False
@@ -112,23 +161,47 @@ class CriticEnsemble:
         inputs = _inputs(observations, actions)
         critics = self._critics[:1] if first else self._critics
         passes = run_parallel([partial(critic.network.forward, inputs) for critic in critics])
-        values = np.stack([forward.outputs[0][:, 0] for forward in passes])
+        means = [self._mean(forward.outputs[0]) for forward in passes]
+        values = np.stack([value for value, _ in means])
         # The share of each critic in each sample's value: of the smaller one all.
         shares = np.full_like(values, 1 / len(values))
         if len(values) == 2 and not self._average:
             lower = values[0] <= values[1]
             shares[:] = lower, ~lower
         back = [
-            partial(forward.backward_inputs, (share[:, None],))
-            for forward, share in zip(passes, shares, strict=True)
+            partial(forward.backward_inputs, (share[:, None] * gradient,))
+            for forward, share, (_, gradient) in zip(passes, shares, means, strict=True)
         ]
         gradients = sum(run_parallel(back))
         return (values * shares).sum(axis=0), gradients[:, self._observation_dim :]
+
+    def _mean(self, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The mean return that a critic's output, [B, Z], predicts, [B], and its gradient."""
+        if self._support is None:
+            return output[:, 0], np.ones_like(output)
+        probabilities = softmax(output, len(self._support))[:, 0]
+        mean = probabilities @ self._support
+        return mean, probabilities * (self._support - mean[:, None])
+
+    @property
+    def _scale(self) -> np.float32:
+        """The factor of rewards."""
+        greatest = float(self._seen.greatest)
+        own = 1.0 if self._support is None or not greatest else _ATOMS_END / 2 / greatest
+        return np.float32(self._reward_scale * own)
 
     def follow(self, tau: float) -> None:
         """Let the target networks follow; see `TargetNetwork.follow`."""
         for target in self._targets:
             target.follow(tau)
+
+
+def squared_error(samples: Samples, output: np.ndarray) -> LossResult:
+    """The squared TD errors. A `Loss` of one value, [B, 1]; see values.py."""
+    value = output[:, 0]
+    errors = value - samples["targets"]
+    numbers = {"loss": errors * errors, "td_error": np.abs(errors), "value": value}
+    return numbers, ((2 * samples.get("weights", np.float32(1)) * errors)[:, None],)
 
 
 def _inputs(observations: np.ndarray, actions: np.ndarray) -> Samples:
