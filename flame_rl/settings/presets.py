@@ -105,7 +105,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
         | {
             "updates_per_step": 2.0,  # 1 learns as much in the same time; see docs/replay.md
             "average_critics": True,  # with the smaller value, some seeds stayed in a slow gait
-            "atoms": 101,  # seed 0 had 7,661 after 100,000 env steps; the robots that fall gain none
+            "atoms": 101,  # seed 0 had 7,661 after 100,000 env steps; other robots gain nothing
             "initial_temperature": 0.01,  # of scaled rewards
         },
         "Hopper-v5": _WALKING,
