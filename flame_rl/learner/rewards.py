@@ -5,14 +5,14 @@ Actors record what the environment gives; here it becomes one number, before any
 it: raw rewards are the environment's, scalarized if vectors; shaped rewards are learned from.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.actor.environments.wrapping import import_named
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.settings.checks import flag, name_is_taken
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
@@ -178,18 +178,7 @@ def raised_by(what: str, error: BaseException, note: str = "") -> UsageError:
 
 def import_function(setting: str, name: str) -> Callable[..., Any]:
     """The user's function or class `module:function`. Raises UsageError with the setting's flag."""
-    module, _, attribute = name.rpartition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute, None)
-    except (Exception, SystemExit) as error:
-        where = (
-            "; it must lie beside main.py, in the current folder of flame-rl, on PYTHONPATH, or be "
-            "installed"
-        )
-        raise UsageError(
-            f"{flag(setting)}: module {module!r} cannot be imported: {summary(error)}"
-            f"{where if isinstance(error, ModuleNotFoundError) else ''}"
-        ) from error
-    if not callable(function):
-        raise UsageError(f"{flag(setting)}: module {module!r} has no function {attribute!r}")
-    return function
+        return import_named(flag(setting), name, "function")
+    except SimulatorError as error:
+        raise UsageError(str(error)) from error

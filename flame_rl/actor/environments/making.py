@@ -87,7 +87,7 @@ def import_environment(environment: Environment) -> None:
     """Import what makes an environment, as far as that goes: making it says what is wrong."""
     with contextlib.suppress(Exception, SystemExit):
         for wrapper in environment.wrapper:
-            wrapping.import_wrapper(wrapper)
+            wrapping.import_named("--wrapper", wrapper)
     with contextlib.suppress(Exception, SystemExit):
         if import_class(environment.env_id) is None:
             importlib.import_module(environment.env_id)

@@ -32,7 +32,7 @@ def constructor_arguments(environment: Environment, render_mode: str | None) -> 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:
     """`env` in wrappers of `environment`. Raises SimulatorError unless each returns a `kind`."""
     for name in environment.wrapper:
-        wrap = import_wrapper(name)
+        wrap = import_named("--wrapper", name)
         try:
             env = wrap(env)
         except (Exception, SystemExit) as error:
@@ -47,19 +47,18 @@ def wrapped(environment: Environment, env: Any, kind: type) -> Any:
     return env
 
 
-def import_wrapper(name: str) -> Callable[[Any], Any]:
-    """The wrapper MODULE:NAME. Raises SimulatorError of kind "environment"."""
+def import_named(flag: str, name: str, kind: str = "class or function") -> Callable[..., Any]:
+    """What the user gives to a flag as MODULE:NAME, a callable. Raises SimulatorError."""
     module, _, attribute = name.rpartition(":")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        text = (
-            f"--wrapper: module {module!r} cannot be imported: {summary(error)}; one of your own "
-            "lies beside main.py, in the current folder of flame-rl, or on PYTHONPATH"
-        )
+        text = f"{flag}: module {module!r} cannot be imported: {summary(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            text += "; one of your own lies beside main.py, in the current folder, or on PYTHONPATH"
         raise unusable(text, traceback_of(error)) from error
     if not callable(found):
-        raise unusable(f"--wrapper: module {module!r} has no class or function {attribute!r}")
+        raise unusable(f"{flag}: module {module!r} has no {kind} {attribute!r}")
     return found
 
 
