@@ -6,8 +6,6 @@ Importing this package alone imports nothing else: an executor imports `flame_rl
 neither torch nor the learner's part of the package is installed.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

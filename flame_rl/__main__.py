@@ -1,8 +1,6 @@
 """The command line, of main.py in the clone and of `flame-rl` or `python -m flame_rl` where the
 package is installed: the first word is a command, and without one it trains."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -2,8 +2,6 @@
 one ended goes on; anybody else plays the episode's actions again, from where the simulator stands
 in it, or from a reset with the episode's seed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

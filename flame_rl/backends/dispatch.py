@@ -1,8 +1,6 @@
 """Split a request into tasks, keep workers busy, check answers, retry failed tasks: what all
 backends share; each supplies a `Transport`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The tasks of a request: their sizes, order and deadlines, what is sent twice, what counts."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

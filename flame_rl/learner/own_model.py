@@ -1,7 +1,5 @@
 """The module whose functions make a run's networks: the user's own model.py, or the package's."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

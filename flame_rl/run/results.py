@@ -1,7 +1,5 @@
 """The results of an iteration and of an evaluation, for everything that prints, writes or draws."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import asdict, dataclass, field

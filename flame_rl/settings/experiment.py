@@ -1,7 +1,5 @@
 """Settings that decide the result of a run, whichever algorithm learns; names of environments."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """For type checkers and editors: the keywords of `TrainConfig`, of all algorithms together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict

@@ -1,7 +1,5 @@
 """How this program is started: by main.py in the clone, by `flame-rl` where it is installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@ them: pictures, each by itself, and numbers; and the columns that are recorded a
 observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
 Each Box of one byte in it is an input, and so are the parts between two of them together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The episodes of an iteration, or their fragments, as arrays, ready for an update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses of a policy and of its values, their weighted sum, and the metrics of an update."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ An auxiliary loss is a module with output layers of its own, trained and saved w
 policy's loss is a function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

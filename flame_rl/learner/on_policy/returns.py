@@ -4,8 +4,6 @@ one of E episodes after another.
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

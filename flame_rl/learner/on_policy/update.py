@@ -1,7 +1,5 @@
 """Around an update of reinforce, a2c and ppo (impala uses parts): networks, snapshots, KL limit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
