@@ -1,20 +1,14 @@
 """`main.py plot RUN [RUN ...]`: draw the learning curves of one or more runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tyro
 
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError, say, warn
 from flame_rl.system.files import refuse_unless_file
-
-if TYPE_CHECKING:
-    from flame_rl.report.runs import Run
 
 
 @dataclass(frozen=True)
@@ -41,30 +35,17 @@ def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = parse_command(PlotCommand, arguments, "plot")
     from flame_rl.report.figures import SUFFIXES, plot_settings
-    from flame_rl.report.runs import columns_of, compare, group_runs, scores_of
+    from flame_rl.report.runs import columns_of, compare, group_runs, read_run, scores_of
+    from flame_rl.run.folder import runs_below
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
     refuse_unless_file(command.output, "--output: ")
-    runs = _read(command.runs)
-    groups = group_runs(runs)
-    settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)
-    plot_settings(settings, command.output, command.columns or ("reward_mean",))
-    say(f"Curves: {command.output}")
-    if len(runs) > 1:
-        say(f"\n{compare(settings)}")
-
-
-def _read(paths: Sequence[Path]) -> list[Run]:
-    """The runs in these folders, and in folders of them; of several, without unreadable ones."""
-    from flame_rl.report.runs import read_run
-    from flame_rl.run.folder import runs_below
-
-    below = [(runs_below(path)[0] if path.is_dir() else []) or [path] for path in paths]
+    below = [(runs_below(path)[0] if path.is_dir() else []) or [path] for path in command.runs]
     folders = list(dict.fromkeys(folder for some in below for folder in some))
-    runs: list[Run] = []
+    runs = []
     for folder in folders:
         try:
             runs.append(read_run(folder))
@@ -74,4 +55,9 @@ def _read(paths: Sequence[Path]) -> list[Run]:
             warn(f"warning: {error}; it is left out")
     if not runs:
         raise UsageError("plot: none of these folders holds a run with an iteration to draw")
-    return runs
+    groups = group_runs(runs)
+    settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)
+    plot_settings(settings, command.output, command.columns or ("reward_mean",))
+    say(f"Curves: {command.output}")
+    if len(runs) > 1:
+        say(f"\n{compare(settings)}")
