@@ -13,14 +13,8 @@ from flame_rl.learner.training.autograd import Apply, AutogradNetwork
 from flame_rl.learner.training.device import NETWORK_DEVICE
 from flame_rl.learner.training.network import Network
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules import networks
 from flame_rl.modules.layers import MEMORIES, Activation, Convolution, Dense, LayerNorm, Select
-from flame_rl.modules.networks import (
-    CategoricalPolicy,
-    CriticNetwork,
-    GaussianPolicy,
-    ObservationNetwork,
-    ValueNetwork,
-)
 from flame_rl.modules.observations import FrameStack, ObservationNormalizer
 
 # Layers that compiled code may know, and those of which a network is always computed by torch.
@@ -46,11 +40,11 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     if library() is None or type(module) not in COMPILED_TYPES or not _is_plain(module):
         return None
     width, expected, place = None, [], 0
-    if type(module) is ValueNetwork:
+    if type(module) is networks.ValueNetwork:
         width = 1
-    elif type(module) is CategoricalPolicy:
+    elif type(module) is networks.CategoricalPolicy:
         width = sum(module.choices)
-    elif type(module) is GaussianPolicy:
+    elif type(module) is networks.GaussianPolicy:
         width, expected = module.log_std.numel(), [module.log_std]
         place = width
     layers: list[dict[str, float]] = []
@@ -91,12 +85,11 @@ def _is_plain(module: nn.Module) -> bool:
     changed = any(callable(value) or (value and name.endswith("_hooks")) for name, value in own)
     trained = all(each.requires_grad and not each._backward_hooks for each in module.parameters())
     around = type(module.normalizer)
-    if type(module) is CriticNetwork:  # whose inputs are more than observations
+    if type(module) is networks.CriticNetwork:  # whose inputs are more than observations
         plain = around is nn.Identity and not len(module.features)
     else:
-        plain = (
-            around in (nn.Identity, ObservationNormalizer) and type(module.frames) is nn.Identity
-        )
+        known = around in (nn.Identity, ObservationNormalizer)
+        plain = known and type(module.frames) is nn.Identity
     return plain and trained and not changed and type(module.network) is nn.Sequential
 
 
@@ -112,7 +105,7 @@ def notices_of(modules: dict[str, nn.Module]) -> list[str]:
     kinds = {
         type(layer).__name__: None
         for module in modules.values()
-        if isinstance(module, ObservationNetwork | CriticNetwork)
+        if isinstance(module, networks.ObservationNetwork | networks.CriticNetwork)
         and any(isinstance(layer, nn.Linear) for layer in module.network)
         and not any(isinstance(each, _BY_TORCH) for each in module.modules())
         for layer in module.network
