@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -24,6 +24,7 @@ from flame_rl.run.policy import Action, Policy
 from flame_rl.settings.checks import Count, Seed, converted, flag, refuse
 from flame_rl.settings.config import Output, TrainConfig, environment_of
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
+from flame_rl.settings.keywords import Changes
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import ONE_BLAS_THREAD
@@ -32,10 +33,7 @@ from flame_rl.system.signals import EitherEvent, end_if_stopped, stoppable, unle
 from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
-    from typing import Unpack
-
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
-    from flame_rl.settings.keywords import Changes
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.

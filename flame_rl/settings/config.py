@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import msgspec
 
@@ -14,13 +14,11 @@ from flame_rl.settings import checks
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import Count, CountOrZero, Positive, Seed, names_of
 from flame_rl.settings.experiment import EnvironmentSource, Experiment, environment_id
+from flame_rl.settings.keywords import Changes, Settings
 from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from flame_rl.settings.keywords import Changes, Settings
     from flame_rl.wire.messages import Environment
 
 
