@@ -158,7 +158,6 @@ def arrow_batch(data: Buffer, about: bytes) -> pyarrow.RecordBatch:
 
 def _executors() -> set[str]:
     """The ids of all executors that Flame knows."""
-    # Imported here: every executor has Flame's client; workers without a cluster need not.
     from flamepy.core.client import ConnectionInstance
     from flamepy.proto.frontend_pb2 import ListExecutorRequest
 

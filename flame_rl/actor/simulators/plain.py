@@ -113,10 +113,9 @@ class EnvironmentsSimulator(Simulator):
                 text = f"{error}. {which}: where only one can exist, --slots 1 makes no other"
                 raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
-                raise unusable(
-                    f"{type(own.unwrapped).__name__}: its function returned the same environment "
-                    "twice: make a new one at every call, or play with --slots 1"
-                )
+                same = f"{type(own.unwrapped).__name__}: its function returned the same environment"
+                remedy = "make a new one at every call, or play with --slots 1"
+                raise unusable(f"{same} twice: {remedy}")
             self._envs.append(own)
         self._allow_slots()
         return self._envs[place]
