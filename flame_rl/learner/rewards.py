@@ -62,8 +62,7 @@ class Rewards:
         return replace(episodes, columns=columns) if self.parts or self.outcomes else episodes
 
     def outcomes_of(self, collected: Episodes) -> dict[str, float]:
-        """By name, the mean of each outcome over the collected episodes that have ended; NaN where
-        none has."""
+        """By name, the mean of each outcome over the episodes that have ended; NaN if none has."""
         if not self.outcomes:
             return {}
         ended = collected.terminated | collected.truncated

@@ -111,9 +111,8 @@ def check_beside(environment: Environment, effort: Effort = QUICK) -> tuple[str,
     return (
         f"{environment.env_id} gives another episode while another object of it is played: with "
         f"one seed and the same actions, {found['where']}. Likely cause: objects of "
-        f"{found['kind']} share state, in an attribute of the class or the module, or in a "
-        "simulator's default connection; keep it in self. Until then --slots 1 plays one in each "
-        "process"
+        f"{found['kind']} share state, in an attribute of the class or module, or a simulator's "
+        "default connection; keep it in self. Until then --slots 1 plays one in each process"
     ), ""
 
 

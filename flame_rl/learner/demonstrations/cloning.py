@@ -25,8 +25,7 @@ class ClonedFirst(OnPolicyAlgorithm):
         update: Update,
         demonstrations: Demonstrations,
     ) -> None:
-        """Make new networks. Raises UsageError as `OnPolicyAlgorithm`, and where policies are a
-        step behind."""
+        """Make new networks. Raises UsageError as `OnPolicyAlgorithm`, and with `overlap`."""
         if config.algorithm.overlap:
             raise UsageError(
                 "--overlap: the second iteration would be played by the policy from before the "

@@ -151,8 +151,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _episodes_of_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
-    """All episodes that the replay memory of a run has written, with the rewards that the run
-    learned from."""
+    """All episodes of a run's replay memory, with the rewards that the run learned from."""
     journal = Journal(folder / REPLAY, step_columns(replace(spec, reward_shape=())))
     if not journal.folder.is_dir():
         raise UsageError(

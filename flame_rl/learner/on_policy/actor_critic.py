@@ -204,8 +204,7 @@ class ActorCritic(PolicyTraining):
 
 
 class OneNetwork(ActorCritic):
-    """One network for policy and values, perhaps with auxiliary losses; it descends the weighted
-    sum of its losses."""
+    """One network for policy and values; it descends the weighted sum of all losses."""
 
     shared = True
 
@@ -263,8 +262,7 @@ class Statistics:
         modules: Sequence[nn.Module],
         observation_dim: int,
     ) -> None:
-        """Returns set the scale of `values`, and observations the normalisers in `modules`, if
-        there are any."""
+        """Returns set the scale of `values`, observations the normalisers in `modules`, if any."""
         self._values, self._normalizers = values, normalizers_of(*modules)
         self._returns = RunningMoments(1)
         self._observations = RunningMoments(observation_dim) if self._normalizers else None

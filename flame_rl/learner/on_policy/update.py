@@ -176,8 +176,7 @@ def shrink_until_close(
 
 
 def policy_samples(batch: Batch) -> Samples:
-    """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
-    `Batch.for_policy`."""
+    """Samples for a policy: "inputs", [N, ...], not yet prepared, and `Batch.for_policy`."""
     # `take` is several times as fast as indexing.
     return {"inputs": batch.network_inputs.take(batch.rows, axis=0), **batch.for_policy}
 

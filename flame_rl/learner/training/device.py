@@ -34,8 +34,7 @@ os.register_at_fork(after_in_child=_ONE_AT_A_TIME._at_fork_reinit)
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
-    """The device that `--device` stands for on this machine. Raises UsageError: a card is asked
-    for, and torch finds none."""
+    """The device that `--device` stands for. Raises UsageError for a card that is not found."""
     wanted, there = config.execution.device, torch.cuda.is_available
     if wanted == "auto":
         return "cuda" if _prefers_card(config, spec) and there() else "cpu"
@@ -44,9 +43,8 @@ def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", 
         if not torch.backends.cuda.is_built():
             cause = f"torch {torch.__version__} is a build without CUDA"
         raise UsageError(
-            f"--device: torch finds no graphics card: {cause}. Leave the flag out; a run "
-            "that began on a card goes on without one by --device cpu, with other results from "
-            "there on"
+            f"--device: torch finds no graphics card: {cause}. Leave the flag out; a run begun on "
+            "a card goes on without one by --device cpu, with other results from there on"
         )
     return wanted
 
