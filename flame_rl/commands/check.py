@@ -109,8 +109,7 @@ def _rows(examined: Examined) -> dict[str, str]:
         least, most = played["observed"]
         rows |= {
             "speed": f"{played['steps_per_second']:,.0f} steps/s in one environment, a reset "
-            f"{played['reset_seconds']:.2g} s, making one {examined.making_seconds:.2g} s"
-            f"{memory}",
+            f"{played['reset_seconds']:.2g} s, making one {examined.making_seconds:.2g} s{memory}",
             "random policy": f"no episode ended within {played['longest']:,} steps"
             if returns is None
             else f"return {returns['mean']:.4g} ± {returns['std']:.3g}, {returns['least']:.4g} to "

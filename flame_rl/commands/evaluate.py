@@ -130,8 +130,6 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def headline(trainer: Trainer, episodes: int, explore: bool) -> str:
     """What is shown: the policy, how many episodes it plays, and how it acts in them."""
-    return (
-        f"{trainer.config.algorithm.title} on {trainer.spec.env_id} after "
-        f"{trainer.totals.iterations} iterations, {episodes} episodes, actions "
-        f"{'sampled' if explore else 'deterministic'}"
-    )
+    title, acted = trainer.config.algorithm.title, "sampled" if explore else "deterministic"
+    trained = f"{title} on {trainer.spec.env_id} after {trainer.totals.iterations} iterations"
+    return f"{trained}, {episodes} episodes, actions {acted}"

@@ -36,10 +36,8 @@ def wrapped(environment: Environment, env: Any, kind: type) -> Any:
         try:
             env = wrap(env)
         except (Exception, SystemExit) as error:
-            text = (
-                f"--wrapper: {name} raised {summary(error)}; it is called with the environment "
-                "alone: for further arguments write a function of your own, my_wrappers:small"
-            )
+            hint = "for further arguments write a function of your own, my_wrappers:small"
+            text = f"--wrapper: {name} raised {summary(error)}; {hint}"
             raise unusable(text, traceback_of(error)) from error
         if not isinstance(env, kind):
             returned = type(env).__name__

@@ -93,11 +93,9 @@ class Demonstrations:
     def notice(self) -> str:
         """What they are, in words. Raises UsageError as `episodes` does."""
         episodes = self.episodes
-        returns = [episode.rewards.sum() for episode in episodes]
-        return (
-            f"Demonstrations: {len(episodes):,} episodes of {episodes.steps:,} steps, mean return "
-            f"{np.mean(returns):.1f}"
-        )
+        mean = np.mean([episode.rewards.sum() for episode in episodes])
+        played = f"{len(episodes):,} episodes of {episodes.steps:,} steps"
+        return f"Demonstrations: {played}, mean return {mean:.1f}"
 
 
 def episodes_digest(episodes: Episodes) -> str:

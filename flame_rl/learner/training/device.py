@@ -93,11 +93,8 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
             mode = torch.get_deterministic_debug_mode()
             changes.append((torch.set_deterministic_debug_mode, mode, "error"))
             settings.enter_context(torch.autocast(name, enabled=False))
-            settings.enter_context(
-                torch.backends.cudnn.flags(
-                    enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-                )
-            )
+            same = {"benchmark": False, "deterministic": True, "allow_tf32": False}
+            settings.enter_context(torch.backends.cudnn.flags(enabled=True, **same))
         for change, earlier, own in changes:
             settings.callback(change, earlier)
             change(own)
