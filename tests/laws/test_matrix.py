@@ -80,7 +80,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
             | {"normalize_observations": True, "n_step": 3, "reward_scale": 0.1}
             | {"policy_observations": ("observation", "desired_goal")},
         ),
-        ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3}),
+        ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3, "atoms": 5}),
     ],
     "agents": [
         (RAGGED, "ppo", {"reward_parts": ("left",)}),

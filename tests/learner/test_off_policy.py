@@ -151,15 +151,6 @@ def batch_of(variant: str, positions: np.ndarray, n: int) -> dict[str, Tensor]:
     return {n: c.double() if c.is_floating_point() else c.long() for n, c in columns.items()}
 
 
-def returns_of(variant: str) -> list[float]:
-    """The discounted return from each step."""
-    return [
-        sum(GAMMA**k * reward for k, reward in enumerate(episode.rewards[t:]))
-        for episode in episodes_of(variant)
-        for t in range(episode.length)
-    ]
-
-
 def slow(module: nn.Module) -> nn.Module:
     """A copy in float64."""
     module = copy.deepcopy(module).double()
@@ -341,11 +332,15 @@ class SlowCritics:
             self.temperature_adam = SlowAdam(self.temperature.parameters(), RATE)
         else:
             self.policy_target = self.modules["policy_target"] = slow(parts["policy_target"])
-        self.count, self.scale = 0, self.settings.reward_scale
-        self.support = None
+        self.count, self.scale, self.support = 0, self.settings.reward_scale, None
         if self.settings.atoms > 1:
             self.support = torch.linspace(-10, 10, Z, dtype=torch.float64)
-            self.scale *= 5 / max(abs(g) for g in returns_of(f"{self.kind} with atoms"))
+            # Rewards are scaled so that the greatest return so far is 5.
+            self.scale *= 5 / max(
+                abs(sum(GAMMA**k * reward for k, reward in enumerate(episode.rewards[t:])))
+                for episode in episodes_of("sac")
+                for t in range(episode.length)
+            )
 
     def mean(self, output: Tensor) -> Tensor:
         """The value that a critic's output, [B, 1] or [B, Z], says."""
@@ -383,11 +378,9 @@ class SlowCritics:
             for b in range(ROWS if self.support is not None else 0):
                 p = [output[b].softmax(0) for output in outputs]
                 # The distribution of the lower mean, or both mixed.
-                mixed = (
-                    sum(p) / len(p)
-                    if getattr(self.settings, "average_critics", False)
-                    else (min(p, key=lambda each: each @ self.support))
-                )
+                mixed = min(p, key=lambda each: each @ self.support)
+                if getattr(self.settings, "average_critics", False):
+                    mixed = sum(p) / len(p)
                 reward = rewards[b] + batch["discounts"][b] * (bonus + torch.zeros(ROWS))[b]
                 atoms.append(projected(self.support, reward, batch["discounts"][b], mixed))
         values, losses, errors = [], [], []
@@ -395,15 +388,13 @@ class SlowCritics:
             output = critic(s, batch["actions"])
             value = self.mean(output)
             if self.support is None:
-                loss = (value - targets) ** 2
-                errors.append((value - targets).detach().abs())
-                losses.append(loss.detach())
+                loss, told, error = (value - targets) ** 2, 1, (value - targets).abs()
             else:
                 wanted = torch.stack(atoms)
-                loss = -(wanted * output.log_softmax(1)).sum(1)
-                entropy = -torch.special.xlogy(wanted, wanted).sum(1)
-                errors.append((loss - entropy).detach())
-                losses.append((weights * loss).detach())
+                loss, told = -(wanted * output.log_softmax(1)).sum(1), weights
+                error = loss + torch.special.xlogy(wanted, wanted).sum(1)
+            losses.append((told * loss).detach())
+            errors.append(error.detach())
             descend((weights * loss).mean(), adam)
             values.append(value.detach())
         numbers = {"value_loss": torch.stack(losses), "value": torch.stack(values)}
