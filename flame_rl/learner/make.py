@@ -118,7 +118,7 @@ def _refuse_unusable(
             raise UsageError(
                 f"model.py: {name_of(module.outputs)} returned {shapes} for {ROW_BLOCK} steps, in "
                 f"place of {wanted[name] or 'one alone'}; return a tuple of what the loss sees "
-                "(flame_rl/modules/networks.py)"
+                "(flame_rl/modules/networks.py; critics have --atoms outputs)"
             )
 
 

@@ -68,7 +68,7 @@ RANGES: dict[str, Range] = {
     "epsilon_steps": Span(1_000, 50_000, log=True),
     "noise": Span(0.05, 0.5),
     "target_noise": Span(0.05, 0.5),
-    "initial_temperature": Span(0.05, 1.0, log=True),
+    "initial_temperature": Span(0.005, 1.0, log=True),
     "gamma": ("0.95", "0.98", "0.99", "0.995", "0.999"),
     "steps_per_iter": ("512", "1024", "2048", "4096"),
     "hidden_sizes": ("32 32", "64 64", "128 128", "256 256"),
