@@ -261,7 +261,7 @@ class Critics(Hindsight, ReplaySettings):
     """Atoms of the return's distribution that the critics learn; 1: its mean (Lee et al. 2025)."""
 
     reward_scale: Positive = 1.0
-    """Factor of the rewards that the critics learn from; printed returns are not scaled."""
+    """With --atoms 1, factor of the critics' rewards; printed returns are not scaled."""
 
     normalize_observations: bool = False
 

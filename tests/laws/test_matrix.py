@@ -80,7 +80,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
             | {"normalize_observations": True, "n_step": 3, "reward_scale": 0.1}
             | {"policy_observations": ("observation", "desired_goal")},
         ),
-        ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3, "atoms": 5}),
+        ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3}),
     ],
     "agents": [
         (RAGGED, "ppo", {"reward_parts": ("left",)}),
@@ -90,7 +90,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
     ],
     "rewards": [
         ("halfcheetah", "ppo", CHEETAH | {"reward_weights": (2, -0.5)}),
-        ("halfcheetah", "sac", CHEETAH | {"reward": "tests.laws.test_rewards:shaped"}),
+        ("halfcheetah", "sac", CHEETAH | {"reward": "tests.laws.test_rewards:shaped", "atoms": 5}),
     ],
     "steps": [
         (WANDERING, "ppo", STEPS | OVERLAP),

@@ -151,6 +151,22 @@ def batch_of(variant: str, positions: np.ndarray, n: int) -> dict[str, Tensor]:
     return {n: c.double() if c.is_floating_point() else c.long() for n, c in columns.items()}
 
 
+def greatest_return(episodes: Episodes) -> float:
+    """The greatest absolute discounted return; a cut episode begins again for ever."""
+    rows = [[*each.rewards[t:]] for each in episodes for t in range(each.length)]
+    rows += [[*each.rewards] * 100 for each in episodes if each.truncated]
+    return max(abs(sum(GAMMA**k * reward for k, reward in enumerate(row))) for row in rows)
+
+
+def test_the_scale_of_rewards_is_that_of_the_greatest_return_so_far():
+    learner, episodes = learner_of("sac with atoms"), episodes_of("sac")
+    scale, first = learner.parts["critic_scale"], greatest_return(episodes)
+    for factor, expected in [(1, first), (-3, 3 * first), (0.1, 3 * first)]:
+        columns = episodes.columns | {"rewards": factor * episodes.columns["rewards"]}
+        learner.algorithm.inner.record(replace(episodes, columns=columns))
+        assert float(scale.greatest) == pytest.approx(expected)
+
+
 def slow(module: nn.Module) -> nn.Module:
     """A copy in float64."""
     module = copy.deepcopy(module).double()
@@ -335,12 +351,7 @@ class SlowCritics:
         self.count, self.scale, self.support = 0, self.settings.reward_scale, None
         if self.settings.atoms > 1:
             self.support = torch.linspace(-10, 10, Z, dtype=torch.float64)
-            # Rewards are scaled so that the greatest return so far is 5.
-            self.scale *= 5 / max(
-                abs(sum(GAMMA**k * reward for k, reward in enumerate(episode.rewards[t:])))
-                for episode in episodes_of("sac")
-                for t in range(episode.length)
-            )
+            self.scale = 5 / greatest_return(episodes_of("sac"))
 
     def mean(self, output: Tensor) -> Tensor:
         """The value that a critic's output, [B, 1] or [B, Z], says."""

@@ -38,12 +38,12 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 
 # Atoms lie between these returns, and rewards are scaled so that the greatest discounted return of
-# an episode so far is half of that: a better policy needs the rest until it has played.
+# an episode so far is half of that: the rest is for better policies, which have not played yet.
 _ATOMS_END = 10.0
 
 
 class GreatestReturn(nn.Module):
-    """The greatest size of a discounted return so far, a number."""
+    """The greatest absolute discounted return so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,6 +99,10 @@ class CriticEnsemble:
             ends = np.zeros(len(episodes))
             rewards = episodes.columns["rewards"]
             returns = discounted_returns(rewards, episodes.lengths, self._gamma, ends)
+            # Targets look beyond a time limit: as if episodes went on like that, if it matters.
+            rest = min(self._gamma, 0.999) ** episodes.lengths
+            rest[episodes.terminated | (rest < 1e-3)] = 0
+            returns[np.cumsum(episodes.lengths) - episodes.lengths] /= 1 - rest
             greatest = self._seen.greatest.numpy()
             greatest[...] = max(greatest, np.abs(returns).max())
         return episodes
@@ -129,7 +133,7 @@ class CriticEnsemble:
         learning rate, `decay`.
 
         Returns "value_loss", the squared errors, or with atoms the cross-entropies, and "value",
-        [critics, B] each; "td_error", [B], the loss's, mean over the critics.
+        [critics, B] each; "td_error" of `c51_loss` or absolute, [B], mean over the critics.
         """
         rewards = self._scale * samples["rewards"] + bonus
         if self._support is None:
@@ -186,9 +190,10 @@ class CriticEnsemble:
     @property
     def _scale(self) -> np.float32:
         """The factor of rewards."""
-        greatest = float(self._seen.greatest)
-        own = 1.0 if self._support is None or not greatest else _ATOMS_END / 2 / greatest
-        return np.float32(self._reward_scale * own)
+        greatest = max(float(self._seen.greatest), 1e-30)
+        return np.float32(
+            self._reward_scale if self._support is None else _ATOMS_END / 2 / greatest
+        )
 
     def follow(self, tau: float) -> None:
         """Let the target networks follow; see `TargetNetwork.follow`."""

@@ -124,6 +124,8 @@ class OffPolicyAlgorithm(Algorithm):
         if self.minibatches.hindsight is not None:
             self.minibatches.hindsight.functions.check(episodes)
         replay.add(recorded(self.inner, episodes))
+        if self.demonstrations is not None and isinstance(settings, algorithms.Critics):
+            self.inner.record(self.demonstrations.episodes)  # here, as an update may be undone
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
         beta = self._beta + (1 - self._beta) * min(1.0, progress)
