@@ -68,7 +68,7 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._gamma, self._seen = config.experiment.gamma, GreatestReturn()
-        self._support, self._loss = None, squared_error
+        self._support, self._loss = None, squared_td_error
         if config.algorithm.atoms > 1:
             shape = -_ATOMS_END, _ATOMS_END, config.algorithm.atoms
             self._support = np.linspace(*shape, dtype=np.float32)
@@ -190,10 +190,9 @@ class CriticEnsemble:
     @property
     def _scale(self) -> np.float32:
         """The factor of rewards."""
-        greatest = max(float(self._seen.greatest), 1e-30)
-        return np.float32(
-            self._reward_scale if self._support is None else _ATOMS_END / 2 / greatest
-        )
+        if self._support is None:
+            return np.float32(self._reward_scale)
+        return np.float32(_ATOMS_END / 2 / max(float(self._seen.greatest), 1e-30))
 
     def follow(self, tau: float) -> None:
         """Let the target networks follow; see `TargetNetwork.follow`."""
@@ -201,7 +200,7 @@ class CriticEnsemble:
             target.follow(tau)
 
 
-def squared_error(samples: Samples, output: np.ndarray) -> LossResult:
+def squared_td_error(samples: Samples, output: np.ndarray) -> LossResult:
     """The squared TD errors. A `Loss` of one value, [B, 1]; see values.py."""
     value = output[:, 0]
     errors = value - samples["targets"]
